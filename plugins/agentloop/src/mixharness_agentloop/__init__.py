@@ -1,0 +1,1 @@
+"""mixharness plugin agentloop."""

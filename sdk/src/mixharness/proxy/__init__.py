@@ -1,0 +1,1 @@
+"""The model-serving boundary: three wire dialects outside, token ids inside."""
