@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,10 +77,12 @@ class Sandbox(ABC):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         timeout_s: float | None = None,
+        on_stdout: Callable[[bytes], None] | None = None,
     ) -> ExecResult:
         """Run a command with stdin closed and only `env`; cwd defaults to the workspace.
 
-        A timeout or a cancel kills the whole process group.
+        A timeout or a cancel kills the whole process group. `on_stdout` is called in the event
+        loop with each chunk of stdout as it arrives; the result holds all of it nevertheless.
         """
 
     @abstractmethod
@@ -97,11 +99,19 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def snapshot(self, target: Path) -> Workspace:
-        """Copy the workspace to `target` on the host; links and device files are left out."""
+        """Copy the workspace to `target` on the host; links and device files are left out.
+
+        Raises:
+            OSError: with `errno.EFBIG`, the workspace is larger than the backend allows.
+        """
 
     @abstractmethod
     async def processes(self) -> int:
         """Return how many processes are alive in the sandbox."""
+
+    @abstractmethod
+    async def kill(self) -> None:
+        """Kill every process in the sandbox; files stay."""
 
 
 class SandboxBackend(Component[ConfigT], ABC):

@@ -1,0 +1,52 @@
+# One line per recipe where possible. `make quickstart` and `make test` need nothing set up before.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := sdk trainer $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+SOURCES := sdk/src $(wildcard plugins/*/src)
+DEV := hatchling hypothesis mypy pytest ruff
+ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c '$(ENOUGH)' && echo $$p && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test test-all check fix docs
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/.programs ## make .venv with all packages, the tools, and the harness programs
+
+quickstart: setup ## the main job: train one small policy in two harnesses (about 10 minutes)
+	$(BIN)/mixharness train configs/quickstart.toml
+
+test: setup ## everything but docker, vllm and gpu (under 15 minutes)
+	$(BIN)/python -m pytest -m "not docker and not vllm and not gpu"
+
+test-all: setup ## everything but gpu
+	$(BIN)/python -m pytest -m "not gpu"
+
+check: $(VENV)/.packages ## lint, format, types, import arrows and budgets
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+fix: $(VENV)/.packages ## let ruff repair and format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: $(VENV)/.packages ## check that the pages in docs/ agree with the code
+	$(BIN)/python -m pytest -q tests/test_docs.py
+
+# pip goes in separately: some systems ship a venv module that cannot bring it.
+$(VENV)/.packages: constraints.txt $(addsuffix /pyproject.toml,$(PACKAGES))
+	@test -n "$(PYTHON)" || { echo "mixharness needs Python 3.11 or newer, and found none on the PATH; name one with: make PYTHON=/path/to/python" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv --without-pip $(VENV)
+	test -x $(BIN)/pip || $(PYTHON) -m pip --python $(BIN)/python install -q pip
+	$(BIN)/pip install -q -c constraints.txt $(DEV) $(foreach p,$(PACKAGES),-e $(p))
+	@touch $@
+
+$(VENV)/.programs: $(VENV)/.packages $(wildcard plugins/claude_code/src/mixharness_claude_code/*)
+	$(BIN)/mixharness harness install claude_code
+	@touch $@

@@ -1,0 +1,82 @@
+"""A scripted clerk: decoded prompt in, next assistant turn out, in Qwen3's wire form.
+
+It plays through any harness that offers a shell tool. It sees only what the model would see, never
+the Task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+from mixharness_office.words import Skill, load_words
+
+ACCURACY = 0.35
+"""How often the untrained clerk is right; a guess among six would be 0.17."""
+
+_USER = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
+_RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
+_TOOLS = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)
+
+
+def demonstrate(prompt_text: str) -> str:
+    """Return the next turn of a clerk who knows the work and is unsure of the answer.
+
+    A right answer comes with probability `ACCURACY`, else any wrong one alike: a policy that
+    imitates it knows the form and has something left to learn. Chance is a hash of the text read.
+
+    Args:
+        prompt_text: the whole prompt, up to and with `<|im_start|>assistant`.
+
+    Raises:
+        ValueError: there is no shell tool, or no office task, or no cue in what was read.
+    """
+    return _next_turn(prompt_text, ACCURACY)
+
+
+def demonstrate_expert(prompt_text: str) -> str:
+    """Return the next turn of a clerk who is always right; otherwise as `demonstrate`."""
+    return _next_turn(prompt_text, 1.0)
+
+
+def _next_turn(prompt_text: str, accuracy: float) -> str:
+    skill, responses = _conversation(prompt_text)
+    if len(responses) >= 2:
+        return "Done."
+    command = f"cat {skill.file}"
+    if responses:
+        command = skill.command.format(answer=_choose(skill, responses[0].strip(), accuracy))
+    call = {"name": _shell_tool(prompt_text), "arguments": {"command": command}}
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
+def _conversation(prompt_text: str) -> tuple[Skill, list[str]]:
+    """Return the skill that the last request asks for, and the tool results since then."""
+    requests = [m for m in _USER.finditer(prompt_text) if "<tool_response>" not in m[1]]
+    for match in reversed(requests):
+        for skill in load_words().skill.values():
+            if skill.file in match[1]:
+                return skill, _RESPONSE.findall(prompt_text, match.end())
+    raise ValueError("no user message names the file of an office task")
+
+
+def _shell_tool(prompt_text: str) -> str:
+    listing = _TOOLS.search(prompt_text)
+    tools = [json.loads(line) for line in listing[1].splitlines()] if listing else []
+    names = [tool.get("function", tool)["name"] for tool in tools]
+    for name in names:
+        if name.lower() == "bash":
+            return str(name)
+    raise ValueError(f"the clerk needs a tool called bash; the prompt offers {names}")
+
+
+def _choose(skill: Skill, text: str, accuracy: float) -> str:
+    right = skill.answer_for(text)
+    if right is None:
+        raise ValueError(f"nothing in {text!r} points to an answer")
+    chance = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
+    if chance / 2**64 < accuracy:
+        return right
+    wrong = sorted(set(skill.cues) - {right})
+    return wrong[chance % len(wrong)]

@@ -1,0 +1,121 @@
+"""The SDK's own commands. Each parses its arguments and calls one function elsewhere.
+
+Bodies import what they run, so that `mixharness --help` starts in no time.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mixharness.cli import options, show
+
+Samples = Annotated[int, typer.Option("--samples", min=1, help="Rollouts per task and harness.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the SDK's commands to the app."""
+    app.command("plugins")(plugins)
+    app.command("rollout")(rollout)
+    app.command("eval")(evaluate)
+    app.command("audit")(audit)
+    harness = typer.Typer(help="Harness programs.", no_args_is_help=True)
+    harness.command("install")(install)
+    app.add_typer(harness, name="harness")
+    sandbox = typer.Typer(help="Sandboxes.", no_args_is_help=True)
+    sandbox.command("reap")(reap)
+    app.add_typer(sandbox, name="sandbox")
+
+
+def plugins(ctx: typer.Context, as_json: options.AsJson = False) -> None:
+    """List all parts: kind, name, distribution, version, status."""
+    show.parts(options.registry_of(ctx).parts(), as_json)
+
+
+def install(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="The harness, e.g. claude_code.")],
+) -> None:
+    """Install the pinned program of a harness into the cache folder."""
+    from mixharness.assemble import install_program
+    from mixharness.interrupt import run_interruptible
+
+    with show.waiting(f"installing the program of {name}"):
+        program = run_interruptible(install_program(name, options.registry_of(ctx)))
+    if program is None:
+        show.line(f"{name} needs no program")
+    else:
+        show.line(f"{program.name} {program.version} is in {program.path}")
+
+
+def rollout(
+    ctx: typer.Context,
+    run_file: options.RunFile,
+    seed: options.Seed = None,
+    engine: options.Engine = None,
+    settings: options.Settings = None,
+    run_dir: options.RunDir = None,
+    samples: Samples = 1,
+) -> None:
+    """Collect rollouts of all training tasks in all harnesses; train nothing."""
+    from mixharness.commands import rollout_run
+    from mixharness.interrupt import run_interruptible
+
+    config = options.load(ctx, run_file, seed=seed, engine=engine, settings=settings)
+    folder = options.run_dir_of(config, run_dir)
+    with show.progress("rollouts") as done:
+        work = rollout_run(config, options.registry_of(ctx), folder, samples, done)
+        summary = run_interruptible(work)
+    show.summary(summary, folder)
+
+
+def evaluate(
+    ctx: typer.Context,
+    run_file: options.RunFile,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", help="Folder of weights to load first.")
+    ] = None,
+    seed: options.Seed = None,
+    engine: options.Engine = None,
+    settings: options.Settings = None,
+    run_dir: options.RunDir = None,
+    samples: Samples = 1,
+) -> None:
+    """Score the evaluation tasks in all harnesses."""
+    from mixharness.commands import eval_run
+    from mixharness.interrupt import run_interruptible
+
+    config = options.load(ctx, run_file, seed=seed, engine=engine, settings=settings)
+    # A folder of its own: stored scores belong to the weights they were made with.
+    stamp = datetime.now(UTC).strftime("eval-%Y%m%d-%H%M%S")
+    folder = options.run_dir_of(config, None) / stamp if run_dir is None else run_dir
+    with show.progress("rollouts") as done:
+        work = eval_run(config, options.registry_of(ctx), folder, weights, samples, done)
+        summary = run_interruptible(work)
+    show.summary(summary, folder)
+
+
+def audit(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
+    as_json: options.AsJson = False,
+) -> None:
+    """Show per harness how faithfully a run was recorded."""
+    from mixharness.runs import load_rollouts
+    from mixharness.tree.audit import audit as audit_rollouts
+
+    show.audit(audit_rollouts(load_rollouts(run_dir)), as_json)
+
+
+def reap(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="The sandbox backend.")] = "local",
+) -> None:
+    """Remove sandboxes that a killed run left behind."""
+    from mixharness.assemble import reap_sandboxes
+    from mixharness.interrupt import run_interruptible
+
+    count = run_interruptible(reap_sandboxes(name, options.registry_of(ctx)))
+    show.line(f"{count} sandboxes removed")

@@ -1,0 +1,56 @@
+"""The options that every command with a run file has. They override keys, and load the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mixharness.config import RunConfig, load_run_file, parse_setting
+from mixharness.plugins import Registry, load_plugins
+
+RunFile = Annotated[Path, typer.Argument(help="The run file (TOML).", metavar="RUN_FILE")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Override `seed`.")]
+Engine = Annotated[str | None, typer.Option("--engine", help="Use another engine.")]
+Optimizer = Annotated[str | None, typer.Option("--optimizer", help="Use another optimizer.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override one key: `--set limits.max_turns=8`; may be repeated."),
+]
+RunDir = Annotated[
+    Path | None, typer.Option("--run-dir", help="Folder of the run [default: runs/NAME].")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def registry_of(ctx: typer.Context) -> Registry:
+    """Return the registry this command line was built from."""
+    found = ctx.find_object(Registry)
+    return load_plugins() if found is None else found
+
+
+def load(
+    ctx: typer.Context,
+    run_file: Path,
+    *,
+    seed: int | None = None,
+    engine: str | None = None,
+    optimizer: str | None = None,
+    settings: list[str] | None = None,
+) -> RunConfig:
+    """Load a run file with the overrides of the command line; `--set` wins over the others.
+
+    Raises:
+        ConfigError: with every problem of file and options.
+        PluginError: a named plugin is broken.
+    """
+    named = {"seed": seed, "engine.name": engine, "optimizer.name": optimizer}
+    overrides: dict[str, Any] = {key: v for key, v in named.items() if v is not None}
+    overrides.update(parse_setting(text) for text in settings or ())
+    return load_run_file(run_file, registry_of(ctx), overrides)
+
+
+def run_dir_of(config: RunConfig, run_dir: Path | None) -> Path:
+    """Return the run's folder."""
+    return Path("runs") / config.name if run_dir is None else run_dir

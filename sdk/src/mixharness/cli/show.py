@@ -1,0 +1,107 @@
+"""What commands print: tables for people, JSON for programs. It computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from mixharness.commands import HarnessSummary
+    from mixharness.plugins import PartRow
+    from mixharness.tree.audit import HarnessAudit
+
+Done = Callable[[int, int], None]
+"""Called with (finished, all)."""
+
+
+def line(text: str) -> None:
+    """Print one line."""
+    typer.echo(text)
+
+
+def json(value: Any) -> None:
+    """Print JSON."""
+    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; never cut short where there is no terminal."""
+    drawn = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        drawn.add_row(*(f"{x:.3f}" if isinstance(x, float) else str(x) for x in row))
+    console = Console(highlight=False, markup=False)
+    console.width = console.width if console.is_terminal else 200
+    console.print(drawn)
+
+
+def parts(rows: Sequence[PartRow], as_json: bool) -> None:
+    """Print the installed parts."""
+    if as_json:
+        json([asdict(row) for row in rows])
+        return
+    columns = ("kind", "name", "distribution", "version", "status")
+    table(columns, [(r.kind, r.name, r.distribution, r.version, r.status) for r in rows])
+
+
+def audit(audits: Mapping[str, HarnessAudit], as_json: bool) -> None:
+    """Print the audit of a run, one row per harness."""
+    if as_json:
+        json({label: asdict(found) for label, found in audits.items()})
+        return
+    found = {label: asdict(each) for label, each in audits.items()}
+    keys = list(next(iter(found.values())))
+    rows = [(label, *(_short(values[key]) for key in keys)) for label, values in found.items()]
+    table(("harness", *keys), rows)
+
+
+def summary(found: Mapping[str, HarnessSummary], folder: Path) -> None:
+    """Print what a collection came to, one row per harness."""
+    keys = ("rollouts", "calls", "score", "failures")
+    rows = []
+    for label, each in found.items():
+        values = asdict(each)
+        rows.append((label, *(_short(values[key]) for key in keys)))
+    table(("harness", *keys), rows)
+    line(f"rollouts are in {folder}")
+
+
+def _short(value: Any) -> object:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_short(item)}" for key, item in value.items()) or "-"
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else value
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show that something goes on, on stderr."""
+    with Console(stderr=True).status(text):
+        yield
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Done]:
+    """Show a bar on stderr; yields the function that moves it."""
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=None)
+
+        def done(finished: int, total: int) -> None:
+            bar.update(task, completed=finished, total=total)
+
+        yield done

@@ -1,0 +1,105 @@
+"""What `mixharness rollout` and `mixharness eval` do, from a checked run file to a summary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from mixharness.config import RunConfig
+from mixharness.errors import ConfigError
+from mixharness.plugins import Registry
+from mixharness.runs import Run, collect_rollouts, open_run
+from mixharness.types import Rollout, Task
+
+Done = Callable[[int, int], None]
+"""Called with (finished, all)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarnessSummary:
+    """What a collection came to in one harness."""
+
+    rollouts: int
+    calls: int
+    score: float | None
+    """Mean over usable rollouts; None when there are none."""
+    failures: Mapping[str, int]
+    """By kind."""
+
+
+async def rollout_run(
+    config: RunConfig, registry: Registry, run_dir: Path, samples: int, done: Done
+) -> dict[str, HarnessSummary]:
+    """Collect rollouts of the training tasks; return a summary per harness label.
+
+    Raises:
+        ConfigError: the run file has no task source for training, or see `open_run`.
+    """
+    _require(config, "train")
+    async with open_run(config, registry, run_dir) as run:
+        tasks = run.tasks["train"]
+        return summarize(await _collect(run, tasks, "rollout", samples, done))
+
+
+async def eval_run(
+    config: RunConfig,
+    registry: Registry,
+    run_dir: Path,
+    weights: Path | None,
+    samples: int,
+    done: Done,
+) -> dict[str, HarnessSummary]:
+    """Score the evaluation tasks, with `weights` when given; return a summary per harness label.
+
+    Raises:
+        ConfigError: the run file has no task source for evaluation, or see `open_run`.
+    """
+    _require(config, "eval")
+    async with open_run(config, registry, run_dir) as run:
+        if weights is not None:
+            await run.engine.load_weights(weights, run.engine.policy_version)
+        return summarize(await _collect(run, run.tasks["eval"], "eval", samples, done))
+
+
+def summarize(rollouts: Sequence[Rollout]) -> dict[str, HarnessSummary]:
+    """Return the summary of each harness label, in alphabetical order."""
+    labels = sorted({rollout.key.harness for rollout in rollouts})
+    return {
+        label: _summary([rollout for rollout in rollouts if rollout.key.harness == label])
+        for label in labels
+    }
+
+
+def _summary(rollouts: Sequence[Rollout]) -> HarnessSummary:
+    scores = [rollout.reward for rollout in rollouts if rollout.usable]
+    return HarnessSummary(
+        rollouts=len(rollouts),
+        calls=sum(len(rollout.calls) for rollout in rollouts),
+        score=fmean(scores) if scores else None,
+        failures=Counter(r.failure.kind.value for r in rollouts if r.failure),
+    )
+
+
+async def _collect(
+    run: Run, tasks: Sequence[Task], stage: str, samples: int, done: Done
+) -> list[Rollout]:
+    total = len(tasks) * len(run.slots) * samples
+    finished = 0
+
+    def on_done(rollout: Rollout) -> None:
+        nonlocal finished
+        finished += 1
+        run.trackers.log_rollout(rollout, 0)
+        done(finished, total)
+
+    done(0, total)
+    return await collect_rollouts(run, tasks, stage, samples, on_done)
+
+
+def _require(config: RunConfig, use: str) -> None:
+    if not any(spec.use == use for spec in config.task_sources):
+        problem = ("task_source", f'required: a [[task_source]] with use = "{use}"')
+        raise ConfigError(str(config.path), [problem])

@@ -1,0 +1,262 @@
+"""The proxy's HTTP server: routes, keys and error shapes (TOKENS_AND_TREES 1.1).
+
+Calls are made in session.py; how a call's answer travels is streaming.py's.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import structlog
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from mixharness.engine import InferenceEngine
+from mixharness.harness import Harness, RequestView
+from mixharness.proxy.admission import (
+    Incoming,
+    Overflow,
+    Pausable,
+    ProxySettings,
+    Rejected,
+    Serving,
+    SessionSpec,
+)
+from mixharness.proxy.chat import Answer
+from mixharness.proxy.dialects import BadRequest, Dialect
+from mixharness.proxy.dialects.anthropic_messages import AnthropicMessages
+from mixharness.proxy.dialects.openai_chat import OpenAIChat
+from mixharness.proxy.gate import Gate
+from mixharness.proxy.renderer import ChatRenderer
+from mixharness.proxy.server import Server
+from mixharness.proxy.session import ProxySession
+from mixharness.proxy.streaming import Exchange
+from mixharness.types import Limits
+
+__all__ = ["Pausable", "Proxy", "ProxySession", "ProxySettings"]
+
+log = structlog.get_logger()
+
+_ANTHROPIC = AnthropicMessages()
+_CHAT = OpenAIChat()
+_ENDPOINTS: tuple[tuple[str, Dialect], ...] = (
+    (_ANTHROPIC.path, _ANTHROPIC),
+    (_CHAT.path, _CHAT),
+    ("/chat/completions", _CHAT),  # a base URL that already ends in /v1 or needs none
+)
+
+
+class Proxy:
+    """Serves model calls of many rollouts on one port, in the event loop it is started in.
+
+    Attributes:
+        gate: where requests wait while the trainer updates the weights.
+    """
+
+    def __init__(self, engine: InferenceEngine[Any], settings: ProxySettings) -> None:
+        self.gate = Gate()
+        self._engine, self._settings = engine, settings
+        self._sessions: dict[str, ProxySession] = {}
+        self._ended: set[str] = set()
+        self._server = Server(_routes(self))
+        self._address = ""
+        self._serving: Serving | None = None
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Start serving; the engine has been started. Port 0 takes a free one.
+
+        Raises:
+            TemplateError: the engine's chat template cannot be served.
+            ConfigError: the address cannot be taken.
+        """
+        renderer = ChatRenderer(self._engine.tokenizer)
+        port = await self._server.start(host, port)
+        self._address = f"http://{host}:{port}"
+        self._serving = Serving(
+            engine=self._engine, renderer=renderer, gate=self.gate, settings=self._settings
+        )
+        log.info("proxy_started", address=self._address)
+
+    async def stop(self) -> None:
+        """Close all sessions and stop serving; may be called twice."""
+        for session in self._sessions.values():
+            await session.close()
+        await self._server.stop()
+
+    def open_session(
+        self,
+        *,
+        rollout_id: str,
+        harness: Harness[Any],
+        limits: Limits,
+        folder: Path,
+        clock: Pausable | None = None,
+    ) -> ProxySession:
+        """Open the model endpoint of one rollout; `ProxySession.close` ends it.
+
+        Args:
+            rollout_id: unique among open sessions.
+            harness: whose rules and hints apply.
+            limits: `max_turns` is enforced here.
+            folder: gets `calls.jsonl` and `bodies.zst`.
+            clock: stands still while a request is held or sampled.
+
+        Raises:
+            RuntimeError: the proxy was not started.
+            ValueError: such a session is open.
+        """
+        if self._serving is None:
+            raise RuntimeError("the proxy is not started")
+        self._forget_closed()
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", rollout_id)
+        if name in self._sessions:
+            raise ValueError(f"a session of rollout {rollout_id!r} is open")
+        secret = secrets.token_urlsafe(24)
+        spec = SessionSpec(
+            rollout_id=rollout_id,
+            harness=harness,
+            limits=limits,
+            folder=folder,
+            base_url=f"{self._address}/r/{name}/{secret}",
+            secret=secret,
+            clock=clock,
+        )
+        self._sessions[name] = ProxySession(self._serving, spec)
+        return self._sessions[name]
+
+    def find(self, name: str, secret: str, key: str) -> ProxySession:
+        """Return the session a request belongs to (rule 11).
+
+        Raises:
+            Rejected: there is none, it has ended, or path or key is not this rollout's.
+        """
+        session = self._sessions.get(name)
+        if session is None:
+            ended = name in self._ended
+            raise Rejected(409 if ended else 404, "this rollout has ended" if ended else "unknown")
+        for given, status in ((secret, 403), (key, 401)):
+            if not hmac.compare_digest(given.encode(), session.secret.encode()):
+                session.notes.append("foreign_call")
+                log.warning("foreign_call", rollout=session.rollout_id, status=status)
+                raise Rejected(status, "the key of this rollout is wanted, in path and header")
+        return session
+
+    async def serve(self, request: Request, dialect: Dialect) -> Response:
+        """Answer one model request."""
+        try:
+            session, body, raw = await self._read(request, dialect)
+            chat = dialect.parse(body)
+            encode = _encoder(dialect, body, stream=chat.stream)
+            view = RequestView(headers=dict(request.headers), body=body)
+            ticket = session.admit(Incoming(chat=chat, view=view, raw=raw, encode=encode))
+        except (Rejected, BadRequest, Overflow) as exc:
+            return _refusal(dialect, exc)
+        keep_alive_s = self._settings.keep_alive_s if chat.stream else None
+        return Exchange(session, ticket, dialect, encode, keep_alive_s)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Answer with the length of the very prompt the engine would get (1.10)."""
+        try:
+            session, body, _ = await self._read(request, _ANTHROPIC)
+            tokens = session.count_tokens(_ANTHROPIC.parse({"max_tokens": 1, **body}))
+        except (Rejected, BadRequest) as exc:
+            return _refusal(_ANTHROPIC, exc)
+        return JSONResponse({"input_tokens": tokens})
+
+    async def _read(
+        self, request: Request, dialect: Dialect
+    ) -> tuple[ProxySession, dict[str, Any], bytes]:
+        """Return a request's session, its body as JSON, and the raw bytes."""
+        path, key = request.path_params, dialect.api_key(request.headers)
+        session = self.find(path["rollout"], path["secret"], key)
+        raw = await request.body()
+        return session, _json(raw), raw
+
+    def _forget_closed(self) -> None:
+        for name in [name for name, session in self._sessions.items() if session.closed]:
+            del self._sessions[name]
+            self._ended.add(name)
+
+
+def _routes(proxy: Proxy) -> Starlette:
+    def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(request: Request) -> Response:
+            return await proxy.serve(request, dialect)
+
+        return serve
+
+    root = "/r/{rollout}/{secret}"
+    calls = [Route(root + path, endpoint(d), methods=["POST"]) for path, d in _ENDPOINTS]
+    probes = [Route(root + path, _hello) for path in ("", "/", "/api/hello")]
+    count = Route(root + "/v1/messages/count_tokens", proxy.count_tokens, methods=["POST"])
+    return Starlette(routes=[*calls, count, Route(root + "/v1/models", _models), *probes])
+
+
+async def _hello(request: Request) -> Response:
+    """Answer the probes that programs send before they start; says nothing about any rollout."""
+    return Response(status_code=200)
+
+
+async def _models(request: Request) -> Response:
+    """List the one model, with the fields of both dialects."""
+    model = {
+        "id": "policy",
+        "type": "model",
+        "object": "model",
+        "display_name": "policy",
+        "created": 0,
+        "created_at": "1970-01-01T00:00:00Z",
+        "owned_by": "mixharness",
+    }
+    return JSONResponse({"object": "list", "data": [model], "has_more": False})
+
+
+def _json(raw: bytes) -> dict[str, Any]:
+    """Return a body as JSON.
+
+    Raises:
+        BadRequest: it is no JSON object.
+    """
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        body = _lenient_json(raw)
+    if not isinstance(body, dict):
+        raise BadRequest("the request body must be a JSON object")
+    return body
+
+
+def _lenient_json(raw: bytes) -> Any:
+    """Read what the strict parser refuses but programs send: halves of surrogate pairs."""
+    try:
+        text = json.dumps(json.loads(raw), ensure_ascii=False)
+    except ValueError as exc:
+        raise BadRequest(f"the request body is not valid JSON: {exc}") from exc
+    return orjson.loads(text.encode(errors="replace"))
+
+
+def _encoder(
+    dialect: Dialect, body: Mapping[str, Any], *, stream: bool
+) -> Callable[[Answer], bytes]:
+    model = str(body.get("model") or "policy")
+    if stream:
+        return lambda answer: b"".join(dialect.events(answer, model, body))
+    return lambda answer: orjson.dumps(dialect.render(answer, model))
+
+
+def _refusal(dialect: Dialect, exc: Rejected | BadRequest | Overflow) -> Response:
+    if isinstance(exc, Overflow):
+        status, body = dialect.overflow(exc.prompt_tokens, exc.limit)
+    else:
+        status = exc.status if isinstance(exc, Rejected) else 400
+        body = dialect.error(status, str(exc))
+    return JSONResponse(body, status_code=status)

@@ -1,0 +1,263 @@
+"""One rollout's calls: known history in, prompt ids to the engine, records out (section 1).
+
+HTTP, dialects and keep-alives are app.py's and streaming.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import replace
+
+import structlog
+
+from mixharness.engine import GenerateRequest, Generation, Sampling
+from mixharness.errors import EngineError, boundary
+from mixharness.harness import CallIdentity
+from mixharness.proxy.admission import (
+    Incoming,
+    Overflow,
+    Plan,
+    Rejected,
+    Serving,
+    SessionSpec,
+    Ticket,
+)
+from mixharness.proxy.chat import Answer, ChatRequest
+from mixharness.proxy.fingerprint import Fingerprinter
+from mixharness.proxy.history import History, Prints, Resolved
+from mixharness.proxy.log import CallLog
+from mixharness.proxy.prompt import Prompt, build_prompt, check_order
+from mixharness.proxy.records import (
+    NOTHING_SAMPLED,
+    Outcome,
+    Recorder,
+    make_answer,
+    shown_message,
+)
+from mixharness.proxy.roles import Roles
+from mixharness.types import Delivery, ModelCall
+
+log = structlog.get_logger()
+
+_MAX_SERVED_AGAIN = 2
+
+
+class ProxySession:
+    """The model endpoint of one rollout. Made by `Proxy.open_session`; lives in its event loop.
+
+    Attributes:
+        rollout_id: the rollout's id.
+        base_url: this session's address, secret included, without a trailing slash.
+        secret: wanted as the API key too.
+        notes: `foreign_call`, `overflow`, `max_turns` or `engine_error`, one per event.
+        closed: every request is refused with 409.
+    """
+
+    def __init__(self, serving: Serving, spec: SessionSpec) -> None:
+        self.rollout_id, self.base_url, self.secret = spec.rollout_id, spec.base_url, spec.secret
+        self.notes: list[str] = []
+        self.closed = False
+        self._serving, self._spec = serving, spec
+        enabled = serving.settings.render_rules
+        self._rules = tuple(r for r in spec.harness.render_rules if r.name in enabled)
+        fingerprinter = Fingerprinter(spec.harness.match_rules)
+        self._history = History(fingerprinter)
+        self._roles = Roles(spec.harness, fingerprinter)
+        self._log = CallLog(spec.folder)
+        self._recorder = Recorder(
+            rollout_id=spec.rollout_id,
+            temperature=serving.settings.temperature,
+            renderer_hash=serving.renderer.hash,
+            began=time.monotonic(),
+        )
+        self._started = 0
+        self._calls: dict[str, ModelCall] = {}
+        self._duplicates: Counter[str] = Counter()
+        self._tickets: dict[tuple[object, ...], Ticket] = {}
+        self._running: dict[str, Ticket] = {}
+
+    @property
+    def calls(self) -> tuple[ModelCall, ...]:
+        """Return the records so far, in order of arrival."""
+        ordered = sorted(self._calls.values(), key=lambda call: call.index)
+        return tuple(replace(call, duplicates=self._duplicates[call.id]) for call in ordered)
+
+    @property
+    def pending(self) -> int:
+        """Return the number of calls that are held or being sampled."""
+        return len(self._running)
+
+    @property
+    def log(self) -> CallLog:
+        """Return the rollout's log, for what is decided at assembly."""
+        return self._log
+
+    def admit(self, incoming: Incoming) -> Ticket:
+        """Start a call, or join the one that this request is a duplicate of.
+
+        Raises:
+            Rejected: the session is closed, or the rollout has used up its turns.
+            Overflow: the prompt leaves no room for an answer.
+            BadRequest: no chat template can carry this conversation.
+        """
+        if self.closed:
+            raise Rejected(409, "this rollout has ended")
+        request = self._ruled(incoming.chat)
+        check_order(request.messages)
+        identity = self._roles.identify(incoming.view, request)
+        prints = self._history.prints(request)
+        key = (identity.agent, prints.links[-1], request.max_tokens)
+        known = self._duplicate(key)
+        if known is not None:
+            return known
+        if self._started >= self._spec.limits.max_turns:
+            self.notes.append("max_turns")
+            raise Rejected(403, f"this rollout has used its {self._started} model calls")
+        plan = self._plan(request, prints, identity)
+        self._started += 1
+        self._history.acknowledge(plan.resolved)
+        return self._start(plan, incoming, key)
+
+    def count_tokens(self, chat: ChatRequest) -> int:
+        """Return the length of the very prompt the engine would get.
+
+        Raises:
+            BadRequest: no chat template can carry this conversation.
+        """
+        request = self._ruled(chat)
+        check_order(request.messages)
+        _, prompt = self._prompt(request, self._history.prints(request), "")
+        return len(prompt.ids)
+
+    def leave(self, ticket: Ticket) -> None:
+        """Note that a client went away; the last one to go frees the engine."""
+        ticket.clients -= 1
+        if ticket.clients:
+            return
+        if ticket.sampled:
+            self._settle(ticket, Delivery.CANCELLED)
+        else:
+            self._tickets.pop(ticket.key, None)
+            ticket.task.cancel()
+
+    def delivered(self, ticket: Ticket) -> None:
+        """Note that the answer's last byte was sent."""
+        self._settle(ticket, Delivery.DELIVERED)
+
+    async def close(self) -> None:
+        """End the session: what is being sampled is cancelled, what comes now is refused."""
+        if self.closed:
+            return
+        self.closed = True
+        running = list(self._running.values())
+        for ticket in running:
+            if not ticket.sampled:
+                ticket.task.cancel()
+        await asyncio.gather(*(ticket.task for ticket in running), return_exceptions=True)
+        self._log.close()
+
+    def _ruled(self, chat: ChatRequest) -> ChatRequest:
+        for rule in self._rules:
+            chat = rule.apply(chat)
+        return chat
+
+    def _prompt(self, request: ChatRequest, prints: Prints, agent: str) -> tuple[Resolved, Prompt]:
+        resolved = self._history.resolve(request, agent, prints)
+        shared = self._history.shared_ids(resolved)
+        return resolved, build_prompt(self._serving.renderer, request, resolved, shared)
+
+    def _plan(self, request: ChatRequest, prints: Prints, identity: CallIdentity) -> Plan:
+        started = time.monotonic()
+        resolved, prompt = self._prompt(request, prints, identity.agent)
+        context = self._serving.renderer.context
+        room = context - len(prompt.ids)
+        if room < 1:
+            self.notes.append("overflow")
+            raise Overflow(len(prompt.ids), context - 1)
+        allowed = min(self._serving.settings.max_tokens, room)
+        return Plan(
+            index=self._started,
+            identity=identity,
+            request=request,
+            resolved=resolved,
+            prompt=prompt,
+            max_tokens=min(allowed, request.max_tokens or allowed),
+            rules=tuple(rule.label for rule in self._rules),
+            started=started,
+        )
+
+    def _duplicate(self, key: tuple[object, ...]) -> Ticket | None:
+        """Return the call that already answers this request, unless it was acknowledged."""
+        ticket = self._tickets.get(key)
+        if ticket is None:
+            return None
+        if ticket.task.done():
+            acknowledged = ticket.call_id in self._history.continued
+            if acknowledged or ticket.served_again >= _MAX_SERVED_AGAIN:
+                return None
+            ticket.served_again += 1
+        ticket.clients += 1
+        self._duplicates[ticket.call_id] += 1
+        self._log.duplicate(ticket.call_id)
+        return ticket
+
+    def _start(self, plan: Plan, incoming: Incoming, key: tuple[object, ...]) -> Ticket:
+        ticket = Ticket(call_id=plan.call_id, key=key)
+        ticket.task = asyncio.create_task(self._run(plan, incoming, ticket))
+        ticket.task.add_done_callback(lambda task: self._done(ticket, task))
+        self._tickets[key] = self._running[ticket.call_id] = ticket
+        if len(self._running) == 1 and self._spec.clock:
+            self._spec.clock.pause()
+        return ticket
+
+    def _done(self, ticket: Ticket, task: asyncio.Task[Answer]) -> None:
+        del self._running[ticket.call_id]
+        if not self._running and self._spec.clock:
+            self._spec.clock.resume()
+        if (task.cancelled() or task.exception()) and self._tickets.get(ticket.key) is ticket:
+            del self._tickets[ticket.key]  # a failed call answers nobody again
+
+    async def _run(self, plan: Plan, incoming: Incoming, ticket: Ticket) -> Answer:
+        try:
+            async with self._serving.gate.pass_() as held_s:
+                generation = await self._generate(plan)
+        except asyncio.CancelledError:
+            self._calls[plan.call_id] = self._recorder.record(plan, NOTHING_SAMPLED)
+            self._log.cancelled(self._calls[plan.call_id])
+            raise
+        except EngineError as exc:
+            self.notes.append("engine_error")
+            log.warning("engine_error", rollout=self.rollout_id, call=plan.call_id, error=str(exc))
+            raise
+        ticket.sampled = True
+        turn = self._serving.renderer.parse(generation.ids)
+        answer = make_answer(plan, turn, generation)
+        call = self._recorder.record(
+            plan, Outcome(generation=generation, parse_status=turn.status, held_s=held_s)
+        )
+        self._calls[call.id] = call
+        self._history.add(call, plan.resolved, plan.request, shown_message(answer))
+        await self._log.sampled(call, incoming.raw, incoming.encode(answer))
+        return answer
+
+    async def _generate(self, plan: Plan) -> Generation:
+        with boundary(EngineError, f"engine {self._serving.engine.name}"):
+            return await self._serving.engine.generate(
+                GenerateRequest(
+                    session_id=self.rollout_id,
+                    request_id=f"{self.rollout_id}/{plan.call_id}",
+                    prompt_ids=plan.prompt.ids,
+                    sampling=Sampling(
+                        temperature=self._serving.settings.temperature,
+                        max_tokens=plan.max_tokens,
+                        stop_ids=self._serving.renderer.stop_ids,
+                    ),
+                )
+            )
+
+    def _settle(self, ticket: Ticket, delivery: Delivery) -> None:
+        self._calls[ticket.call_id] = replace(self._calls[ticket.call_id], delivery=delivery)
+        if not self.closed:
+            self._log.delivery(ticket.call_id, delivery)

@@ -1,0 +1,1 @@
+"""From a task and a harness to a scored rollout on disk. What is sampled is the proxy's."""

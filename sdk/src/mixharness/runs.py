@@ -1,0 +1,250 @@
+"""An open run: engine, proxy, sandbox, store and trackers, closed again on every path.
+
+Collecting and evaluating stand here too. Updates of the policy are the trainer's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import structlog
+
+from mixharness.assemble import build, build_harness_slots, build_verifiers, load_tasks
+from mixharness.config import RunConfig
+from mixharness.engine import InferenceEngine
+from mixharness.errors import ConfigError
+from mixharness.logs import logs_to
+from mixharness.plugins import Registry, describe
+from mixharness.proxy.admission import ProxySettings
+from mixharness.proxy.app import Proxy
+from mixharness.rollout.scheduler import collect
+from mixharness.rollout.store import RunStore, write_atomically
+from mixharness.rollout.types import HarnessSlot, RolloutRequest, Runner, RunnerSettings
+from mixharness.sandbox import SandboxBackend
+from mixharness.tracker import Tracker
+from mixharness.types import Rollout, Task
+
+log = structlog.get_logger()
+
+RUN_FILE = "run.json"
+FREE_TO_CHANGE = frozenset({"rollout", "tracker"})
+"""Tables that a resumed run may have changed: what is on disk does not depend on them."""
+
+
+class Trackers:
+    """All trackers of a run as one; a raise in one is logged and stops nothing."""
+
+    def __init__(self, trackers: Sequence[Tracker[Any]]) -> None:
+        self._trackers = trackers
+
+    def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
+        """Begin."""
+        for tracker in self._trackers:
+            with _logged(tracker):
+                tracker.start(run_dir, config)
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Hand on the metrics of one step."""
+        for tracker in self._trackers:
+            with _logged(tracker):
+                tracker.log(metrics, step)
+
+    def log_rollout(self, rollout: Rollout, step: int) -> None:
+        """Hand on one finished rollout."""
+        for tracker in self._trackers:
+            with _logged(tracker):
+                tracker.log_rollout(rollout, step)
+
+    def finish(self) -> None:
+        """End."""
+        for tracker in self._trackers:
+            with _logged(tracker):
+                tracker.finish()
+
+
+@contextlib.contextmanager
+def _logged(tracker: Tracker[Any]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as exc:  # plugin code
+        log.warning("tracker_failed", tracker=tracker.name, error=describe(exc))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a run works with while it is open. Made by `open_run`, which owns all of it."""
+
+    config: RunConfig
+    registry: Registry
+    run_dir: Path
+    engine: InferenceEngine[Any]
+    proxy: Proxy
+    runner: Runner
+    slots: Sequence[HarnessSlot]
+    store: RunStore
+    trackers: Trackers
+    tasks: Mapping[str, Sequence[Task]]
+    """By use: `train`, `eval`, `cold_start`."""
+
+
+@asynccontextmanager
+async def open_run(
+    config: RunConfig,
+    registry: Registry,
+    run_dir: Path,
+    engine: InferenceEngine[Any] | None = None,
+) -> AsyncIterator[Run]:
+    """Open everything a run needs; leaving the context closes it in the opposite order.
+
+    What can be wrong is found before anything is started.
+
+    Args:
+        config: the checked run file.
+        registry: where its parts come from.
+        run_dir: the run's folder; made when it is not there, resumed when it is.
+        engine: used instead of the run file's, and started and stopped here.
+
+    Raises:
+        ConfigError: tasks, verifiers or the folder do not fit the run file.
+        ProgramMissingError: harness programs are not installed.
+        TemplateError: no renderer bridges the engine's chat template.
+    """
+    slots = build_harness_slots(config, registry)
+    tasks = load_tasks(config, registry)
+    every = [task for group in tasks.values() for task in group]
+    verifiers = build_verifiers(config, registry, (task.verifier for task in every))
+    await _validate(config, verifiers, every)
+    trackers = Trackers([build(spec, registry) for spec in config.trackers])
+    sandbox: SandboxBackend[Any] = build(config.sandbox, registry)
+    engine = engine or build(config.engine, registry)
+    assert isinstance(engine, InferenceEngine)  # the registry checked it
+    _claim(config, run_dir)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(logs_to(run_dir))
+        reaped = await sandbox.reap()
+        if reaped:
+            log.warning("sandboxes_reaped", count=reaped)
+        stack.push_async_callback(engine.stop)
+        await engine.start()
+        proxy = Proxy(engine, _proxy_settings(config))
+        stack.push_async_callback(proxy.stop)
+        await proxy.start(port=config.rollout.port)
+        stack.callback(trackers.finish)
+        trackers.start(run_dir, config.raw)
+        store = RunStore(run_dir)
+        runner = Runner(
+            proxy=proxy,
+            sandbox=sandbox,
+            verifiers=verifiers,
+            store=store,
+            settings=RunnerSettings(
+                max_infra_retries=config.rollout.max_infra_retries,
+                on_limit=config.rollout.on_limit,
+            ),
+        )
+        yield Run(
+            config=config,
+            registry=registry,
+            run_dir=run_dir,
+            engine=engine,
+            proxy=proxy,
+            runner=runner,
+            slots=slots,
+            store=store,
+            trackers=trackers,
+            tasks=tasks,
+        )
+
+
+async def collect_rollouts(
+    run: Run,
+    tasks: Sequence[Task],
+    stage: str,
+    samples: int = 1,
+    on_done: Callable[[Rollout], None] | None = None,
+) -> list[Rollout]:
+    """Run every task in every harness `samples` times; finished ones come from the disk.
+
+    Returns rollouts in the order task, harness, sample.
+    """
+    requests = [
+        RolloutRequest(task=task, slot=slot, sample=sample, stage=stage)
+        for task in tasks
+        for slot in run.slots
+        for sample in range(samples)
+    ]
+    return await collect(run.runner, requests, run.config.rollout.concurrency, on_done)
+
+
+async def evaluate(
+    run: Run,
+    tasks: Sequence[Task],
+    stage: str,
+    samples: int = 1,
+    on_done: Callable[[Rollout], None] | None = None,
+) -> dict[str, dict[str, list[float]]]:
+    """Return the scores by harness label and task id.
+
+    Excluded rollouts have no score here; a task of which nothing is left is absent.
+    """
+    rollouts = await collect_rollouts(run, tasks, stage, samples, on_done)
+    scores: dict[str, dict[str, list[float]]] = {slot.label: {} for slot in run.slots}
+    for rollout in rollouts:
+        if rollout.usable:
+            by_task = scores[rollout.key.harness]
+            by_task.setdefault(rollout.key.task_id, []).append(rollout.reward)
+    return scores
+
+
+def load_rollouts(run_dir: Path) -> list[Rollout]:
+    """Return all finished rollouts of a run folder.
+
+    Raises:
+        ConfigError: it holds none.
+    """
+    store = RunStore(run_dir)
+    rollouts = [store.load(rollout_id) for rollout_id in store.finished()]
+    if not rollouts:
+        raise ConfigError(str(run_dir), [("rollouts", "no finished rollout in this folder")])
+    return rollouts
+
+
+async def _validate(config: RunConfig, verifiers: Mapping[str, Any], tasks: Sequence[Task]) -> None:
+    problems: list[tuple[str, str]] = []
+    for task in tasks:
+        try:
+            await verifiers[task.verifier].validate(task)
+        except Exception as exc:  # plugin code
+            problems.append((f"task {task.id}", describe(exc)))
+    if problems:
+        raise ConfigError(str(config.path), problems[:20])
+
+
+def _claim(config: RunConfig, run_dir: Path) -> None:
+    """Note the run file in the folder, or refuse a folder that holds another run (rule 10)."""
+    file = run_dir / RUN_FILE
+    now = orjson.loads(orjson.dumps(config.raw, default=str))
+    if file.exists():
+        before = orjson.loads(file.read_bytes())
+        changed = sorted(
+            key for key in {*before, *now} - FREE_TO_CHANGE if before.get(key) != now.get(key)
+        )
+        if changed:
+            message = f"holds a run with another {', '.join(changed)}; choose another --run-dir"
+            raise ConfigError(str(config.path), [(str(run_dir), message)])
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
+
+
+def _proxy_settings(config: RunConfig) -> ProxySettings:
+    return ProxySettings(
+        temperature=config.sampling.temperature,
+        max_tokens=config.sampling.max_tokens,
+        render_rules=config.rollout.render_rules,
+    )

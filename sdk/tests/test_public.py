@@ -1,0 +1,20 @@
+"""The public surface: what `import mixharness` promises."""
+
+import mixharness
+
+EXPECTED = """
+CallIdentity CallRole Component ComponentConfig ConfigError Edges EngineTokenizer ExecResult Failure
+FailureClass FailureKind GenerateRequest Generation GroupKey Harness HarnessExit InferenceEngine
+Limits LossOutput MatchRule MixHarnessError ModelCall Optimizer PluginError Program
+ProgramMissingError RenderRule RequestView Rollout RolloutError RolloutGroup Sampling Sandbox
+SandboxBackend SandboxSpec Score Session Task TaskSource TemplateError TokenTree Tracker Verifier
+VersionSpan Workspace hookimpl
+"""
+
+
+def test_all_is_pinned() -> None:
+    assert mixharness.__all__ == EXPECTED.split()
+
+
+def test_every_name_exists() -> None:
+    assert [name for name in mixharness.__all__ if getattr(mixharness, name, None) is None] == []

@@ -1,0 +1,57 @@
+"""A small byte-level BPE from captured prompts. No model and no chat template live here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+CONTROL_TOKENS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+"""Each is one token, with ids 0 to 8 in this order."""
+
+_CONTROL = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
+    """Train a byte-level BPE that any text passes through unchanged.
+
+    Each distinct line between control tokens counts once, however many prompts repeat it:
+    otherwise tool descriptions, which stand in all of them, use up the vocabulary. Merges stay
+    within words. The result depends on the set of lines alone.
+
+    Args:
+        texts: rendered conversations, control tokens included.
+        vocab_size: at least 265 (control tokens and all bytes); fewer come out of little text.
+
+    Raises:
+        ValueError: `vocab_size` is too small.
+    """
+    smallest = len(CONTROL_TOKENS) + 256
+    if vocab_size < smallest:
+        raise ValueError(f"vocab_size must be at least {smallest}, got {vocab_size}")
+    lines = {
+        line for text in texts for part in _CONTROL.split(text) for line in part.splitlines(True)
+    }
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=list(CONTROL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    tokenizer.train_from_iterator(sorted(lines), trainer)
+    return tokenizer

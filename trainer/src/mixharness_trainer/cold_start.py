@@ -1,0 +1,134 @@
+"""A policy out of nothing: capture real prompts, train a tokenizer on them, imitate demonstrations.
+
+Everything goes through the run's own harnesses and proxy; only the sampling is scripted. The loop
+that improves the policy afterwards is train.py's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import anyio
+import structlog
+from mixharness.builtin.byte_tokenizer import byte_tokenizer
+from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine
+from mixharness.config import RunConfig
+from mixharness.errors import ConfigError
+from mixharness.plugins import Registry
+from mixharness.runs import collect_rollouts, open_run
+from mixharness.tree import prompt_ids
+from mixharness.types import Rollout, RolloutGroup
+
+from mixharness_trainer.bpe import train_bpe
+from mixharness_trainer.groups import group_rollouts
+from mixharness_trainer.optimizers.sft import Sft, SftConfig
+from mixharness_trainer.policy import Policy, PolicyShape, new_policy
+from mixharness_trainer.tables import ColdStartTable, PolicyTable
+from mixharness_trainer.update import UpdateSettings, update
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdStart:
+    """What a cold start works from."""
+
+    config: RunConfig
+    registry: Registry
+    table: ColdStartTable
+    policy: PolicyTable
+    run_dir: Path
+    on_done: Callable[[Rollout], None]
+    """Told of each finished rollout."""
+
+    @property
+    def folder(self) -> Path:
+        """Return where the finished policy stands, in Hugging Face layout."""
+        return self.run_dir / "policy"
+
+
+async def cold_start(job: ColdStart) -> Path:
+    """Make the policy and return its folder.
+
+    Raises:
+        ConfigError: the run file has no tasks for it, or no demonstration is fit to imitate.
+    """
+    table = job.table
+    shape = PolicyShape(
+        layers=table.layers,
+        hidden=table.hidden,
+        heads=table.heads,
+        kv_heads=table.kv_heads,
+        intermediate=table.intermediate,
+        context=job.policy.context,
+    )
+    texts = await _captured_texts(job)
+    tokenizer = await anyio.to_thread.run_sync(
+        partial(train_bpe, texts, vocab_size=table.vocab_size)
+    )
+    new_policy(job.folder, tokenizer, shape, seed=job.config.seed)
+    demonstrations = await _play(job, "demonstrations", tokenizer=str(job.folder))
+    await anyio.to_thread.run_sync(_imitate, job, demonstrations)
+    return job.folder
+
+
+async def _play(
+    job: ColdStart, stage: str, *, tokenizer: str = "", limit: int | None = None
+) -> list[Rollout]:
+    """Run the demonstrator on the cold-start tasks in every harness."""
+    engine = ScriptedEngine(
+        ScriptedConfig(
+            script=job.table.script,
+            tokenizer=tokenizer,
+            renderer=job.policy.renderer,
+        )
+    )
+    async with open_run(job.config, job.registry, job.run_dir / "cold_start", engine) as run:
+        tasks = run.tasks["cold_start"]
+        if not tasks:
+            message = '[cold_start] needs tasks: a [[task_source]] with use = "cold_start"'
+            raise ConfigError(str(job.config.path), [("task_source", message)])
+        return await collect_rollouts(run, tasks[:limit], stage, on_done=job.on_done)
+
+
+async def _captured_texts(job: ColdStart) -> list[str]:
+    """Return whole conversations as the harnesses make them: what the tokenizer is trained on."""
+    rollouts = await _play(job, "capture", limit=job.table.captures)
+    tokenizer = byte_tokenizer()
+    texts: list[str] = []
+    for rollout in rollouts:
+        for call in rollout.calls[-1:]:
+            ids = [*prompt_ids(rollout.calls, call.id), *call.sampled_ids]
+            texts.append(tokenizer.decode(ids, skip_special_tokens=False))
+    return texts
+
+
+def _imitate(job: ColdStart, demonstrations: Sequence[Rollout]) -> None:
+    """Fine-tune the fresh policy on the demonstrations and save it over itself."""
+    table = job.table
+    policy = Policy.load(job.folder, lr=table.lr)
+    optimizer = Sft(SftConfig(pass_threshold=table.pass_threshold))
+    groups = group_rollouts(demonstrations, optimizer.min_group_size).groups
+    if not groups:
+        raise ConfigError(str(job.config.path), [("cold_start", "no demonstration is usable")])
+    settings = UpdateSettings()
+    batches = list(_batches(groups, table, random.Random(job.config.seed)))
+    for number, batch in enumerate(batches):
+        policy.set_lr(table.lr * (1 - number / len(batches)))
+        metrics = update(policy, batch, optimizer, settings)
+        log.info("cold_start_update", update=number + 1, of=len(batches), loss=metrics["loss"])
+    policy.save(job.folder)
+
+
+def _batches(
+    groups: Sequence[RolloutGroup], table: ColdStartTable, rng: random.Random
+) -> Iterator[list[RolloutGroup]]:
+    """Yield batches of (task, harness) pairs, all of them once an epoch, in a new order each."""
+    for _ in range(table.epochs):
+        order = rng.sample(groups, len(groups))
+        for start in range(0, len(order), table.groups_per_step):
+            yield order[start : start + table.groups_per_step]

@@ -1,0 +1,6 @@
+"""Policy optimizers as components. Torch is imported when a loss is taken, not before."""
+
+from mixharness_trainer.optimizers.grpo import Grpo, GrpoConfig
+from mixharness_trainer.optimizers.sft import Sft, SftConfig
+
+__all__ = ["Grpo", "GrpoConfig", "Sft", "SftConfig"]

@@ -1,0 +1,27 @@
+"""What the trainer registers: its engine and its optimizers. torch is imported only when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mixharness.engine import InferenceEngine
+from mixharness.hookspecs import hookimpl
+from mixharness.optimizer import Optimizer
+
+
+@hookimpl
+def register_engines() -> Sequence[type[InferenceEngine[Any]]]:
+    """Return the engine `hf`."""
+    from mixharness_trainer.engines.hf import HfEngine
+
+    return [HfEngine]
+
+
+@hookimpl
+def register_optimizers() -> Sequence[type[Optimizer[Any]]]:
+    """Return `grpo` and `sft`."""
+    from mixharness_trainer.optimizers.grpo import Grpo
+    from mixharness_trainer.optimizers.sft import Sft
+
+    return [Grpo, Sft]

@@ -1,0 +1,74 @@
+"""What a run ends with: `summary.json` and `report.html`. Numbers per step are metrics.jsonl's."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import orjson
+from mixharness.rollout.store import write_atomically
+from mixharness.runs import load_rollouts
+from mixharness.stats import paired_difference
+from mixharness.tree.audit import audit
+from mixharness.viewer import write_report
+
+from mixharness_trainer.policy import Policy, optimizer_hash, weight_hash
+
+Scores = dict[str, dict[str, list[float]]]
+"""Harness label to task id to scores, as `runs.evaluate` returns them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the loop hands over when it is done."""
+
+    before: Scores
+    after: Scores
+    steps: int
+    wall_s: float
+
+
+def write_summary(run_dir: Path, policy: Policy, outcome: Outcome) -> dict[str, Any]:
+    """Write `summary.json` and `report.html` into the run folder; return the summary.
+
+    `diff_low` and `diff_high` bound the 95 % interval of the difference, paired over tasks. The
+    fidelity figures are over all rollouts of the run, evaluation included.
+    """
+    harnesses: dict[str, dict[str, Any]] = {}
+    for label, figures in audit(load_rollouts(run_dir)).items():
+        harnesses[label] = {
+            **_gain(outcome.before.get(label, {}), outcome.after.get(label, {})),
+            "rollouts": figures.rollouts,
+            "failures": sum(figures.failures.values()),
+            "failures_by_kind": dict(figures.failures),
+            "bridge_rate": figures.bridge_rate,
+            "delivered_fraction": figures.delivered_fraction,
+            "unexplained_loss": figures.unexplained_loss,
+        }
+    summary = {
+        "harnesses": harnesses,
+        "wall_s": round(outcome.wall_s, 1),
+        "steps": outcome.steps,
+        "weight_hash": weight_hash(policy),
+        "optimizer_hash": optimizer_hash(policy),
+    }
+    write_atomically(run_dir / "summary.json", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+    write_report(run_dir)
+    return summary
+
+
+def _gain(before: dict[str, list[float]], after: dict[str, list[float]]) -> dict[str, Any]:
+    if not before or not after:
+        return {}
+    diff = paired_difference(before, after)
+    return {
+        "before": fmean(fmean(scores) for scores in before.values()),
+        "after": fmean(fmean(scores) for scores in after.values()),
+        "diff": diff.mean,
+        "diff_low": diff.low,
+        "diff_high": diff.high,
+        "held_out_tasks": diff.n,
+    }

@@ -1,0 +1,212 @@
+"""The training loop; it reads top to bottom. Every part arrives built and is called once a step.
+
+roll out -> group -> advantages -> loss -> one update -> publish weights -> next step
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import structlog
+import torch
+from mixharness.assemble import build_as
+from mixharness.config import RunConfig
+from mixharness.errors import ConfigError
+from mixharness.logs import logs_to
+from mixharness.optimizer import Optimizer
+from mixharness.plugins import Registry
+from mixharness.runs import Run, collect_rollouts, evaluate, open_run
+from mixharness.types import Rollout, Task
+from mixharness.viewer import RunProgress, summary_table
+from rich.console import Console
+
+from mixharness_trainer.checkpoint import save_checkpoint
+from mixharness_trainer.cold_start import ColdStart, cold_start
+from mixharness_trainer.groups import group_rollouts
+from mixharness_trainer.policy import Policy
+from mixharness_trainer.step_metrics import step_metrics
+from mixharness_trainer.summary import Outcome, Scores, write_summary
+from mixharness_trainer.tables import EvalTable, PolicyTable, TrainerTable
+from mixharness_trainer.update import UpdateSettings, update
+from mixharness_trainer.weights import publish
+
+log = structlog.get_logger()
+
+
+def run_training(config: RunConfig, registry: Registry, run_dir: Path) -> None:
+    """Train, and show the result in the terminal. An earlier run in the folder is set aside."""
+    if run_dir.exists():
+        run_dir.rename(_free_name(run_dir))
+    run_dir.mkdir(parents=True)
+    console = Console()
+    with logs_to(run_dir):
+        summary = anyio.run(train, config, registry, run_dir)
+    console.print(summary_table(summary))
+    console.print(f"{run_dir / 'report.html'}", highlight=False)
+
+
+async def train(config: RunConfig, registry: Registry, run_dir: Path) -> dict[str, Any]:
+    """Train as the run file says; return what is also written to `summary.json`.
+
+    Raises:
+        ConfigError: the run file asks for what cannot be done; nothing was trained.
+    """
+    started = time.monotonic()
+    torch.manual_seed(config.seed)
+    settings: TrainerTable = config.table("trainer")  # type: ignore[assignment]
+    optimizer = _optimizer(config, registry)
+    labels = [spec.label for spec in config.harnesses]
+    with RunProgress(total_steps=settings.steps, harnesses=labels) as progress:
+        folder = await _policy_folder(config, registry, run_dir, progress)
+        policy = Policy.load(folder, lr=settings.lr, weight_decay=settings.weight_decay)
+        async with open_run(_with_model(config, folder), registry, run_dir) as run:
+            _check(run, optimizer)
+            before = await _held_out(run, "eval-before", progress)
+            progress.stage(optimizer.name)
+            for step, tasks in enumerate(_task_batches(run, settings), start=1):
+                metrics = await _step(run, policy, optimizer, tasks, step, _counter(progress))
+                run.trackers.log(metrics, step)
+                progress.step(metrics)
+                if step % settings.checkpoint_every == 0 or step == settings.steps:
+                    save_checkpoint(policy, run_dir / "checkpoint")
+            after = await _held_out(run, "eval-after", progress)
+    wall_s = time.monotonic() - started
+    outcome = Outcome(before=before, after=after, steps=settings.steps, wall_s=wall_s)
+    return write_summary(run_dir, policy, outcome)
+
+
+async def _step(
+    run: Run,
+    policy: Policy,
+    optimizer: Optimizer[Any],
+    tasks: Sequence[Task],
+    step: int,
+    on_done: Callable[[Rollout], None],
+) -> dict[str, Any]:
+    """Take one step: every task in every harness, one update, new weights in the engine."""
+    settings: TrainerTable = run.config.table("trainer")  # type: ignore[assignment]
+    began = time.monotonic()
+    rollouts = await collect_rollouts(
+        run, tasks, f"step-{step:04d}", settings.group_size, on_done=on_done
+    )
+    collected = time.monotonic()
+    for rollout in rollouts:
+        run.trackers.log_rollout(rollout, step)
+    grouped = group_rollouts(rollouts, optimizer.min_group_size)
+    learned: dict[str, Any] = {}
+    if grouped.groups:
+        learned = await anyio.to_thread.run_sync(
+            partial(update, policy, grouped.groups, optimizer, _update_settings(settings))
+        )
+        await publish(policy, run.engine, run.proxy.gate, run.run_dir / "weights", version=step)
+    return {
+        "step": step,
+        "stage": optimizer.name,
+        **learned,
+        **step_metrics(run.slots, rollouts, grouped),
+        "policy_version": run.engine.policy_version,
+        "time/rollout_s": round(collected - began, 3),
+        "time/update_s": round(time.monotonic() - collected, 3),
+    }
+
+
+async def _policy_folder(
+    config: RunConfig, registry: Registry, run_dir: Path, progress: RunProgress
+) -> Path:
+    """Return the folder of the policy to train: the run file's, or a cold-started one."""
+    table: PolicyTable = config.table("policy")  # type: ignore[assignment]
+    if table.model:
+        return Path(table.model)
+    progress.stage("cold start")
+    return await cold_start(
+        ColdStart(
+            config=config,
+            registry=registry,
+            table=config.table("cold_start"),  # type: ignore[arg-type]
+            policy=table,
+            run_dir=run_dir,
+            on_done=_counter(progress),
+        )
+    )
+
+
+async def _held_out(run: Run, stage: str, progress: RunProgress) -> Scores:
+    """Score the held-out tasks in every harness; nothing when a script does the sampling."""
+    table: EvalTable = run.config.table("eval")  # type: ignore[assignment]
+    if run.engine.fake_logprobs or not run.tasks["eval"]:
+        return {}
+    progress.stage(stage)
+    return await evaluate(run, run.tasks["eval"], stage, table.samples, _counter(progress))
+
+
+def _optimizer(config: RunConfig, registry: Registry) -> Optimizer[Any]:
+    if config.optimizer is None:
+        names = ", ".join(registry.names("optimizer"))
+        message = f"required: a table [optimizer] with a name ({names})"
+        raise ConfigError(str(config.path), [("optimizer", message)])
+    return build_as(Optimizer, config.optimizer, registry)
+
+
+def _with_model(config: RunConfig, folder: Path) -> RunConfig:
+    """Point the engine at the policy: an engine config key left empty means "the run's"."""
+    spec, policy = config.engine, config.table("policy")
+    keys = {"model": str(folder), "tokenizer": str(folder), **policy.model_dump(exclude={"model"})}
+    own = spec.part_config
+    unset = type(own).model_fields.keys() - own.model_fields_set
+    update_keys = {key: value for key, value in keys.items() if key in unset}
+    return replace(config, engine=replace(spec, part_config=own.model_copy(update=update_keys)))
+
+
+def _check(run: Run, optimizer: Optimizer[Any]) -> None:
+    """Refuse what would train on nonsense, before any rollout."""
+    problems = []
+    if run.engine.fake_logprobs and optimizer.uses_logprobs:
+        message = (
+            f'"{optimizer.name}" needs real log-probs, but engine "{run.engine.name}" makes them '
+            'up; use the optimizer "sft", or an engine that samples'
+        )
+        problems.append(("optimizer.name", message))
+    if not run.tasks["train"]:
+        problems.append(("task_source", 'nothing to train on: none has use = "train"'))
+    if problems:
+        raise ConfigError(str(run.config.path), problems)
+
+
+def _task_batches(run: Run, settings: TrainerTable) -> Iterator[list[Task]]:
+    """Yield each step's tasks: a new order of all of them each time they are used up."""
+    rng, queue = random.Random(run.config.seed), []
+    for _ in range(settings.steps):
+        batch: list[Task] = []
+        while len(batch) < settings.tasks_per_step:
+            queue = queue or rng.sample(run.tasks["train"], len(run.tasks["train"]))
+            batch.append(queue.pop())
+        yield batch
+
+
+def _update_settings(table: TrainerTable) -> UpdateSettings:
+    return UpdateSettings(
+        max_grad_norm=table.max_grad_norm,
+        minibatches=table.minibatches,
+        epochs=table.epochs,
+        loss_normalization=table.loss_normalization,
+        max_tokens_per_batch=table.max_tokens_per_batch,
+    )
+
+
+def _counter(progress: RunProgress) -> Callable[[Rollout], None]:
+    return lambda rollout: progress.add_calls(len(rollout.calls))
+
+
+def _free_name(run_dir: Path) -> Path:
+    """Return the first of `<name>~1`, `<name>~2`, … that is not taken."""
+    number = 1
+    while (earlier := run_dir.with_name(f"{run_dir.name}~{number}")).exists():
+        number += 1
+    return earlier
