@@ -36,7 +36,8 @@ fix: $(VENV)/.packages ## let ruff repair and format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-docs: $(VENV)/.packages ## check that the pages in docs/ agree with the code
+docs: $(VENV)/.packages ## write docs/config.md anew, and check all pages against the code
+	$(BIN)/python docs/render.py
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
 # pip goes in separately: some systems ship a venv module that cannot bring it.

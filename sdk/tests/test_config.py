@@ -26,6 +26,7 @@ path = "tasks.jsonl"
 use = "eval"
 [engine]
 name = "scripted"
+turns = ["hello"]
 [limits]
 agent_s = 20
 """
@@ -168,12 +169,13 @@ def test_overrides_reach_every_level(load: Any) -> None:
 
 def test_another_engine_drops_the_keys_of_the_first(load: Any) -> None:
     text = GOOD.replace('name = "scripted"', 'name = "other"\nweights = "x"')
-    assert load(text, engine__name="scripted").engine.name == "scripted"
+    engine = load(text, engine__name="scripted", engine__turns=["bye"]).engine
+    assert engine.part_config.model_dump(exclude_defaults=True) == {"turns": ("bye",)}
 
 
 @pytest.mark.parametrize("key", ["harness__5__weight", "seed__x", "harness__first__weight"])
 def test_an_override_that_leads_nowhere(load: Any, key: str) -> None:
-    assert list(problems(load, GOOD, **{key: 1}))[0] in key.replace("__", ".")
+    assert next(iter(problems(load, GOOD, **{key: 1}))) in key.replace("__", ".")
 
 
 def test_an_absent_table_with_required_keys_fails_only_who_needs_it(load: Any) -> None:

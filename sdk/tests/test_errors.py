@@ -11,9 +11,11 @@ def test_a_config_error_lists_all_problems_path_first() -> None:
 
 
 def test_the_boundary_names_the_part_and_keeps_the_cause() -> None:
-    with pytest.raises(HarnessError, match="harness 'x': KeyError: 'y'") as info:
-        with boundary(HarnessError, "harness 'x'"):
-            raise KeyError("y")
+    with (
+        pytest.raises(HarnessError, match="harness 'x': KeyError: 'y'") as info,
+        boundary(HarnessError, "harness 'x'"),
+    ):
+        raise KeyError("y")
     assert isinstance(info.value.__cause__, KeyError)
 
 

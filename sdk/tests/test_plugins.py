@@ -61,7 +61,7 @@ def test_an_unknown_part_lists_what_there_is_and_what_was_meant() -> None:
 def test_two_plugins_with_one_name_clash_only_when_asked_for() -> None:
     registry = load_plugins(echo("first"), echo("second"), installed=False)
     assert [row.status for row in registry.parts() if row.name == "echo"] == ["clash", "clash"]
-    with pytest.raises(PluginError, match="first.*and second"):
+    with pytest.raises(PluginError, match=r"first.*and second"):
         registry.find("harness", "echo")
 
 
@@ -94,7 +94,7 @@ def test_a_broken_installed_plugin_is_reported_and_fatal_only_when_named(
     assert str(registry.broken["bad"]) == "no module named gone"
     rows = [row.status for row in registry.parts() if row.kind == "plugin"]
     assert rows == ["broken: ImportError: no module named gone"]
-    with pytest.raises(PluginError, match="plugin 'bad'.*no module named gone") as info:
+    with pytest.raises(PluginError, match=r"plugin 'bad'.*no module named gone") as info:
         registry.get("harness", "bad")
     assert info.value.__cause__ is registry.broken["bad"]
     assert "(broken plugins: bad)" in registry.unknown("harness", "other")

@@ -115,8 +115,6 @@ async def test_samples_follow_the_distribution(engine, old_folder):
     generations = await asyncio.gather(
         *(engine.generate(request(n, temperature=0.7, max_tokens=1)) for n in names)
     )
-    logp = plain_logprobs(old_folder, PROMPT, [0], 0.7)  # warm: shape check of the helper
-    assert logp.shape == (1,)
     model = Qwen3ForCausalLM.from_pretrained(old_folder).eval()
     with torch.no_grad():
         logits = model(torch.tensor([PROMPT])).logits[0, -1]
@@ -266,7 +264,7 @@ async def test_a_dead_engine_fails_who_waits_and_who_comes(engine):
     results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), timeout=3)
     assert [type(r) for r in results] == [EngineError] * 4
     assert "out of luck" in str(results[0])
-    with pytest.raises(EngineError, match="out of luck"):
+    with pytest.raises(EngineError, match=r"engine hf (died|has stopped)"):
         await asyncio.wait_for(engine.generate(request("late")), timeout=3)
 
 

@@ -8,10 +8,19 @@ import anyio
 import pytest
 from mixharness import Limits, Program, SandboxSpec, Session, Task
 from mixharness.builtin.local import LocalSandboxBackend, LocalSandboxConfig
+from mixharness.testing import HarnessContract
 from mixharness_claude_code import ClaudeCode, ClaudeCodeConfig
 
 RESULT = '{"type":"result","is_error":false,"terminal_reason":"completed","result":"done"}'
 pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.claude_code
+@pytest.mark.usefixtures("program")
+class TestContract(HarnessContract):
+    @pytest.fixture
+    def component(self) -> ClaudeCode:
+        return ClaudeCode(ClaudeCodeConfig())
 
 
 @asynccontextmanager

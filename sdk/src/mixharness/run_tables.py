@@ -33,7 +33,7 @@ class Table(BaseModel):
 class TopLevel(Table):
     """Keys of a run file that stand above all tables."""
 
-    name: str = Field("run", pattern=NAME_PATTERN)
+    name: str = Field("", pattern=NAME_PATTERN)
     """Of the run and its folder; by default the file's name."""
     seed: int = Field(0, ge=0)
     """Everything random in a run comes from it."""
@@ -45,8 +45,6 @@ class SamplingTable(Table):
     temperature: float = Field(1.0, gt=0)
     max_tokens: int = Field(512, gt=0)
     """Longest answer in tokens; a harness may ask for less."""
-    context: int | None = Field(None, gt=0)
-    """Longest prompt plus answer in tokens; by default what the engine can hold."""
 
 
 class RolloutTable(Table):

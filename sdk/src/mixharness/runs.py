@@ -29,6 +29,7 @@ from mixharness.rollout.types import HarnessSlot, RolloutRequest, Runner, Runner
 from mixharness.sandbox import SandboxBackend
 from mixharness.tracker import Tracker
 from mixharness.types import Rollout, Task
+from mixharness.verifier import Verifier
 
 log = structlog.get_logger()
 
@@ -93,6 +94,36 @@ class Run:
     """By use: `train`, `eval`, `cold_start`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """All parts of a run, built and not started."""
+
+    slots: Sequence[HarnessSlot]
+    tasks: Mapping[str, Sequence[Task]]
+    verifiers: Mapping[str, Verifier[Any]]
+    sandbox: SandboxBackend[Any]
+    engine: InferenceEngine[Any]
+    trackers: Trackers
+
+
+async def _build(
+    config: RunConfig, registry: Registry, engine: InferenceEngine[Any] | None
+) -> _Parts:
+    slots = build_harness_slots(config, registry)
+    tasks = load_tasks(config, registry)
+    every = [task for group in tasks.values() for task in group]
+    verifiers = build_verifiers(config, registry, (task.verifier for task in every))
+    await _validate(config, verifiers, every)
+    return _Parts(
+        slots=slots,
+        tasks=tasks,
+        verifiers=verifiers,
+        sandbox=build(config.sandbox, registry),
+        engine=engine or build(config.engine, registry),
+        trackers=Trackers([build(spec, registry) for spec in config.trackers]),
+    )
+
+
 @asynccontextmanager
 async def open_run(
     config: RunConfig,
@@ -115,50 +146,38 @@ async def open_run(
         ProgramMissingError: harness programs are not installed.
         TemplateError: no renderer bridges the engine's chat template.
     """
-    slots = build_harness_slots(config, registry)
-    tasks = load_tasks(config, registry)
-    every = [task for group in tasks.values() for task in group]
-    verifiers = build_verifiers(config, registry, (task.verifier for task in every))
-    await _validate(config, verifiers, every)
-    trackers = Trackers([build(spec, registry) for spec in config.trackers])
-    sandbox: SandboxBackend[Any] = build(config.sandbox, registry)
-    engine = engine or build(config.engine, registry)
-    assert isinstance(engine, InferenceEngine)  # the registry checked it
+    parts = await _build(config, registry, engine)
     _claim(config, run_dir)
     async with AsyncExitStack() as stack:
         stack.enter_context(logs_to(run_dir))
-        reaped = await sandbox.reap()
+        reaped = await parts.sandbox.reap()
         if reaped:
             log.warning("sandboxes_reaped", count=reaped)
-        stack.push_async_callback(engine.stop)
-        await engine.start()
-        proxy = Proxy(engine, _proxy_settings(config))
+        stack.push_async_callback(parts.engine.stop)
+        await parts.engine.start()
+        proxy = Proxy(parts.engine, _proxy_settings(config))
         stack.push_async_callback(proxy.stop)
         await proxy.start(port=config.rollout.port)
-        stack.callback(trackers.finish)
-        trackers.start(run_dir, config.raw)
+        stack.callback(parts.trackers.finish)
+        parts.trackers.start(run_dir, config.raw)
         store = RunStore(run_dir)
-        runner = Runner(
-            proxy=proxy,
-            sandbox=sandbox,
-            verifiers=verifiers,
-            store=store,
-            settings=RunnerSettings(
-                max_infra_retries=config.rollout.max_infra_retries,
-                on_limit=config.rollout.on_limit,
-            ),
-        )
         yield Run(
             config=config,
             registry=registry,
             run_dir=run_dir,
-            engine=engine,
+            engine=parts.engine,
             proxy=proxy,
-            runner=runner,
-            slots=slots,
+            runner=Runner(
+                proxy=proxy,
+                sandbox=parts.sandbox,
+                verifiers=parts.verifiers,
+                store=store,
+                settings=_runner_settings(config),
+            ),
+            slots=parts.slots,
             store=store,
-            trackers=trackers,
-            tasks=tasks,
+            trackers=parts.trackers,
+            tasks=parts.tasks,
         )
 
 
@@ -215,7 +234,9 @@ def load_rollouts(run_dir: Path) -> list[Rollout]:
     return rollouts
 
 
-async def _validate(config: RunConfig, verifiers: Mapping[str, Any], tasks: Sequence[Task]) -> None:
+async def _validate(
+    config: RunConfig, verifiers: Mapping[str, Verifier[Any]], tasks: Sequence[Task]
+) -> None:
     problems: list[tuple[str, str]] = []
     for task in tasks:
         try:
@@ -240,6 +261,11 @@ def _claim(config: RunConfig, run_dir: Path) -> None:
             raise ConfigError(str(config.path), [(str(run_dir), message)])
     run_dir.mkdir(parents=True, exist_ok=True)
     write_atomically(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
+
+
+def _runner_settings(config: RunConfig) -> RunnerSettings:
+    table = config.rollout
+    return RunnerSettings(max_infra_retries=table.max_infra_retries, on_limit=table.on_limit)
 
 
 def _proxy_settings(config: RunConfig) -> ProxySettings:

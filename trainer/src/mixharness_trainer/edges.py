@@ -17,7 +17,9 @@ CHUNK_LOGITS = 2**24
 """Logits held at once (64 MiB in float32)."""
 
 
-def edge_values(model: PreTrainedModel, batch: PackedBatch, layout: Layout) -> tuple[Tensor, Tensor]:
+def edge_values(
+    model: PreTrainedModel, batch: PackedBatch, layout: Layout
+) -> tuple[Tensor, Tensor]:
     """Return log π(target) and the full-vocabulary entropy at the predicting position, both [E].
 
     Both are of softmax(logits / T), T being the edge's own. Logits exist only at predicting
@@ -32,9 +34,7 @@ def edge_values(model: PreTrainedModel, batch: PackedBatch, layout: Layout) -> t
     if len(chunks) == 1 or not torch.is_grad_enabled():
         values = [_chunk_values(head, *chunk) for chunk in chunks]
     else:
-        values = [
-            checkpoint(_chunk_values, head, *chunk, use_reentrant=False) for chunk in chunks
-        ]
+        values = [checkpoint(_chunk_values, head, *chunk, use_reentrant=False) for chunk in chunks]
     logps, entropies = zip(*values, strict=True)
     return torch.cat(logps), torch.cat(entropies)
 

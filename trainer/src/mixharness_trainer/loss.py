@@ -72,9 +72,7 @@ class LogProbs:
     rollout_index: Tensor
 
 
-def correction_weights(
-    logps: LogProbs, mode: Correction, cap: float = CORRECTION_CAP
-) -> Tensor:
+def correction_weights(logps: LogProbs, mode: Correction, cap: float = CORRECTION_CAP) -> Tensor:
     """Return w [E], the detached weight that corrects for the engine's own distribution.
 
     `token`: min(π_old/π_rollout, cap). `mask`: the ratio inside [1/cap, cap], 0 outside.
@@ -114,7 +112,7 @@ def gap_metrics(old_E: Tensor, rollout_E: Tensor, cap: float = CORRECTION_CAP) -
         "effective_sample_size": capped_E.sum() ** 2 / (len(capped_E) * (capped_E**2).sum()),
         "clipped": (ratio_E > cap).double().mean(),
     }
-    return {f"gap/{name}": float(value) for name, value in figures.items()}
+    return {f"logp_gap/{name}": float(value) for name, value in figures.items()}
 
 
 class GapError(MixHarnessError):

@@ -23,15 +23,15 @@ ANY_VERSION = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One rollout of the optimizer batch with what every one of its edges carries."""
+    """One rollout of the optimizer batch with what its edges carry."""
 
-    rollout: int
-    """Index in the optimizer batch."""
     rollout_id: str
     tree: TokenTree
     advantages: Sequence[float]
     """One per trained token, in tree order."""
-    weight: float
+    rollout: int = 0
+    """Index in the optimizer batch."""
+    weight: float = 1.0
     """Normalization of one token (loss.py)."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,8 +12,13 @@ import structlog
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from mixharness_trainer.attention import TREE_ATTENTION, Layout, layout_for
 from mixharness_trainer.loss import GapAlarm
@@ -74,20 +79,18 @@ class Policy:
             model.set_attn_implementation("flex_attention" if on_cuda else TREE_ATTENTION)
         log.info("policy_loaded", layout=layout.value, reason=reason, device=device)
         model.to(device).eval()  # no dropout, ever: three passes must see one function
-        adamw = torch.optim.AdamW(
-            model.parameters(), lr=lr, betas=betas, weight_decay=weight_decay
-        )
+        adamw = torch.optim.AdamW(model.parameters(), lr=lr, betas=betas, weight_decay=weight_decay)
         files = [Path(folder, name) for name in TOKENIZER_FILES]
         contents = {file.name: file.read_bytes() for file in files if file.exists()}
         return cls(model=model, adamw=adamw, layout=layout, tokenizer_files=contents)
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step; may be set between steps."""
+        """Return the learning rate of the next step."""
         return float(self.adamw.param_groups[0]["lr"])
 
-    @lr.setter
-    def lr(self, value: float) -> None:
+    def set_lr(self, value: float) -> None:
+        """Set the learning rate of the steps to come."""
         for group in self.adamw.param_groups:
             group["lr"] = value
 
@@ -117,7 +120,7 @@ def optimizer_state(policy: Policy) -> dict[str, Tensor]:
     }
 
 
-def _hash(tensors: Iterator[tuple[str, Tensor]]) -> str:
+def _hash(tensors: Iterable[tuple[str, Tensor]]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
         digest.update(name.encode())

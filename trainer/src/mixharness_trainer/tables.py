@@ -63,7 +63,7 @@ class ColdStartTable(Table):
     layers: int = Field(4, gt=0)
     hidden: int = Field(128, gt=0)
     heads: int = Field(4, gt=0)
-    kv_heads: int = Field(2, gt=0)
+    kv_heads: int = Field(1, gt=0)
     intermediate: int = Field(384, gt=0)
     epochs: int = Field(4, gt=0)
     groups_per_step: int = Field(8, gt=0)

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import structlog
 import torch
-from mixharness.assemble import build_as
+from mixharness.assemble import build
 from mixharness.config import RunConfig
 from mixharness.errors import ConfigError
 from mixharness.logs import logs_to
@@ -151,13 +151,15 @@ def _optimizer(config: RunConfig, registry: Registry) -> Optimizer[Any]:
         names = ", ".join(registry.names("optimizer"))
         message = f"required: a table [optimizer] with a name ({names})"
         raise ConfigError(str(config.path), [("optimizer", message)])
-    return build_as(Optimizer, config.optimizer, registry)
+    optimizer: Optimizer[Any] = build(config.optimizer, registry)
+    return optimizer
 
 
 def _with_model(config: RunConfig, folder: Path) -> RunConfig:
     """Point the engine at the policy: an engine config key left empty means "the run's"."""
     spec, policy = config.engine, config.table("policy")
-    keys = {"model": str(folder), "tokenizer": str(folder), **policy.model_dump(exclude={"model"})}
+    keys = {"model": str(folder), "tokenizer": str(folder), "seed": config.seed}
+    keys |= policy.model_dump(exclude={"model"})
     own = spec.part_config
     unset = type(own).model_fields.keys() - own.model_fields_set
     update_keys = {key: value for key, value in keys.items() if key in unset}

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 from statistics import fmean
 from typing import Any
 
@@ -71,68 +72,212 @@ def update(
         )
         raise ConfigError("the run file", [("optimizer.name", message)])
     kept = [group for group in groups if len(group.rollouts) >= optimizer.min_group_size]
-    scored = [_Scored.of(group, optimizer) for group in kept]
+    scored = [_score(group, optimizer) for group in kept]
     step = _Step(policy, optimizer, settings, reference)
-    step.run(_members(scored, optimizer, settings))
+    step.run(_weigh(scored, settings, settings.loss_normalization or optimizer.normalization))
     policy.step += 1
-    counts = {
+    totals = {
         "groups": len(kept),
         "groups_dropped": len(groups) - len(kept),
         "rollouts": sum(len(group.rollouts) for group in kept),
         "lr": policy.lr,
     }
-    return {**counts, **_harness_metrics(scored), **step.metrics()}
+    return {**totals, **_harness_metrics(kept, scored), **step.metrics()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scored:
-    """A group with its advantages."""
+    """A group's rollouts with their advantages."""
 
-    group: RolloutGroup
-    advantages: list[list[float]]
-
-    @classmethod
-    def of(cls, group: RolloutGroup, optimizer: Optimizer[Any]) -> _Scored:
-        advantages = optimizer.advantages(group)
-        expected = [tree.trained_tokens for tree in group.trees]
-        if [len(values) for values in advantages] != expected:
-            raise ValueError(f"{optimizer.name} must give one advantage per trained token")
-        return cls(group=group, advantages=advantages)
+    harness: str
+    members: list[Member]
 
     @property
     def has_contrast(self) -> bool:
-        return any(any(values) for values in self.advantages)
+        return any(any(member.advantages) for member in self.members)
 
 
-def _members(
-    scored: Sequence[_Scored], optimizer: Optimizer[Any], settings: UpdateSettings
+def _score(group: RolloutGroup, optimizer: Optimizer[Any]) -> _Scored:
+    advantages = optimizer.advantages(group)
+    expected = [tree.trained_tokens for tree in group.trees]
+    if [len(values) for values in advantages] != expected:
+        raise ValueError(f"optimizer {optimizer.name} must give one advantage per trained token")
+    columns = zip(group.rollouts, group.trees, advantages, strict=True)
+    members = [Member(rollout_id=r.id, tree=tree, advantages=row) for r, tree, row in columns]
+    if not optimizer.uses_logprobs:  # a likelihood has no baseline: what it ignores is no sample
+        members = [member for member in members if any(member.advantages)]
+    return _Scored(harness=group.key.harness, members=members)
+
+
+def _weigh(
+    scored: Sequence[_Scored], settings: UpdateSettings, normalization: str
 ) -> list[list[Member]]:
-    """Weigh the rollouts; groups with contrast come first, so that batches are of one kind."""
-    if settings.drop_unanimous:
-        scored = [item for item in scored if item.has_contrast]
-    parts = [_counted(item, optimizer) for item in scored]
-    scored, parts = _without_empty(scored, parts)
+    """Number and weigh the rollouts of the batch, denominators over all of it."""
+    counted = [
+        item
+        for item in scored
+        if item.members and (item.has_contrast or not settings.drop_unanimous)
+    ]
+    # Groups without contrast come last, so that whole batches need no backward pass.
+    counted.sort(key=lambda item: not item.has_contrast)
     counts = [
-        GroupCounts(
-            harness=item.group.key.harness,
-            tokens=[item.group.trees[index].trained_tokens for index in part],
-        )
-        for item, part in zip(scored, parts, strict=True)
+        GroupCounts(harness=s.harness, tokens=[m.tree.trained_tokens for m in s.members])
+        for s in counted
     ]
-    weights = token_weights(counts, settings.loss_normalization or optimizer.normalization)
-    number = iter(range(sum(map(len, parts))))
-    members = [
+    number = count()
+    return [
         [
-            Member(
-                rollout=next(number),
-                rollout_id=item.group.rollouts[index].id,
-                tree=item.group.trees[index],
-                advantages=item.advantages[index],
-                weight=weight,
-            )
-            for index, weight in zip(part, part_weights, strict=True)
+            replace(member, rollout=next(number), weight=weight)
+            for member, weight in zip(item.members, weights, strict=True)
         ]
-        for item, part, part_weights in zip(scored, parts, weights, strict=True)
+        for item, weights in zip(counted, token_weights(counts, normalization), strict=True)
     ]
-    order = sorted(range(len(members)), key=lambda index: not scored[index].has_contrast)
-    return [members[index] for index in order]
+
+
+def _harness_metrics(groups: Sequence[RolloutGroup], scored: Sequence[_Scored]) -> dict[str, float]:
+    """Return mean reward and share of groups with contrast, per harness."""
+    rewards: dict[str, list[float]] = defaultdict(list)
+    contrasts: dict[str, list[float]] = defaultdict(list)
+    for group, item in zip(groups, scored, strict=True):
+        rewards[group.key.harness] += group.rewards
+        contrasts[group.key.harness].append(float(item.has_contrast))
+    means = {f"reward/{harness}": fmean(values) for harness, values in rewards.items()}
+    return means | {f"contrast/{harness}": fmean(values) for harness, values in contrasts.items()}
+
+
+@dataclass(slots=True)
+class _Step:
+    """The passes over one optimizer batch, and the sums its figures are made of."""
+
+    policy: Policy
+    optimizer: Optimizer[Any]
+    settings: UpdateSettings
+    reference: PreTrainedModel | None
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Edge-weighted sums of what is averaged over edges."""
+    grad_norms: list[float] = field(default_factory=list)
+    gaps: list[tuple[PackedBatch, Tensor]] = field(default_factory=list)
+    """Batches of the first epoch with their log π_old [E]."""
+
+    def run(self, groups: list[list[Member]]) -> None:
+        """Take `epochs` times `minibatches` steps."""
+        minibatches = [self._pack(part) for part in self._deal(groups)]
+        olds: list[list[Tensor | None]] = [[None] * len(part) for part in minibatches]
+        if self.settings.epochs * len(minibatches) > 1:
+            olds = [[self._frozen(batch) for batch in part] for part in minibatches]
+        for epoch in range(self.settings.epochs):
+            for batches, old in zip(minibatches, olds, strict=True):
+                for batch, old_E in zip(batches, old, strict=True):
+                    self._accumulate(batch, old_E, scale=len(minibatches), first=epoch == 0)
+                self._descend()
+
+    def _deal(self, groups: list[list[Member]]) -> list[list[list[Member]]]:
+        """Deal whole groups to minibatches, in an order that depends on the step alone."""
+        number = min(self.settings.minibatches, len(groups)) or 1
+        if number == 1:
+            return [groups]
+        shuffled = random.Random(self.policy.step).sample(groups, len(groups))
+        return [shuffled[start::number] for start in range(number)]
+
+    def _pack(self, groups: list[list[Member]]) -> list[PackedBatch]:
+        policy = self.policy
+        limit = self.settings.max_tokens_per_batch
+        batches = pack(groups, max_tokens=limit, layout=policy.layout)
+        return [batch.to(policy.model.device) for batch in batches]
+
+    @torch.no_grad()
+    def _frozen(self, batch: PackedBatch, model: PreTrainedModel | None = None) -> Tensor:
+        return edge_values(model or self.policy.model, batch, self.policy.layout)[0]
+
+    def _accumulate(
+        self, batch: PackedBatch, old_E: Tensor | None, *, scale: int, first: bool
+    ) -> None:
+        """Add one packed batch's gradient; `scale` undoes the cut into minibatches."""
+        logp_E, entropy_E = edge_values(self.policy.model, batch, self.policy.layout)
+        # The loss is taken on leaves: where it asks for no gradient, the model's backward
+        # pass, two thirds of the cost, is left out.
+        leaf_logp_E = logp_E.detach().requires_grad_()
+        leaf_entropy_E = entropy_E.detach().requires_grad_()
+        old_E = logp_E.detach() if old_E is None else old_E
+        edges = Edges(
+            logp=leaf_logp_E,
+            logp_old=old_E,
+            logp_rollout=batch.logp_rollout_E,
+            logp_ref=None if self.reference is None else self._frozen(batch, self.reference),
+            entropy=leaf_entropy_E,
+            advantage=batch.advantage_E,
+            weight=batch.weight_E * scale,
+            rollout=batch.rollout_E,
+        )
+        output = self.optimizer.loss(edges)
+        output.loss.backward()
+        outputs = [
+            (value, leaf.grad)
+            for value, leaf in ((logp_E, leaf_logp_E), (entropy_E, leaf_entropy_E))
+            if leaf.grad is not None and leaf.grad.any()
+        ]
+        if outputs:
+            values, gradients = zip(*outputs, strict=True)
+            torch.autograd.backward(values, gradients)
+        self._note(batch, {"entropy": float(entropy_E.detach().mean()), **output.metrics})
+        self.sums["loss"] += float(output.loss.detach()) / (scale * self.settings.epochs)
+        if first:
+            self.gaps.append((batch, old_E))
+
+    def _gap_metrics(self) -> dict[str, float]:
+        """Compare engine and trainer, over all tokens and over those of the current weights.
+
+        Raises:
+            GapError: see `GapAlarm`.
+        """
+        if not self.gaps or not self.optimizer.uses_logprobs:
+            return {}
+        old_E = torch.cat([old for _, old in self.gaps])
+        rollout_E = torch.cat([batch.logp_rollout_E for batch, _ in self.gaps])
+        fresh_E = torch.cat([batch.version_E for batch, _ in self.gaps]) == self.policy.version
+        metrics = gap_metrics(old_E, rollout_E)
+        if fresh_E.any():
+            lag_0 = gap_metrics(old_E[fresh_E], rollout_E[fresh_E])["logp_gap/mean_abs"]
+            metrics["logp_gap/mean_abs_lag_0"] = lag_0
+            self.policy.gap_alarm.observe(lag_0)
+        return metrics
+
+    def _note(self, batch: PackedBatch, figures: dict[str, float]) -> None:
+        self.sums["edges"] += batch.num_edges
+        self.sums["tokens_read"] += batch.num_tokens
+        for name, value in figures.items():
+            self.sums[f"mean {name}"] += value * batch.num_edges
+
+    def _descend(self) -> None:
+        """Clip and step; a gradient that is not finite moves nothing and is counted."""
+        parameters = list(self.policy.model.parameters())
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        self.grad_norms.append(float(norm))
+        if torch.isfinite(norm):
+            self.policy.adamw.step()
+        else:
+            self.sums["steps_skipped"] += 1
+            log.warning("update_skipped", reason="gradient is not finite", step=self.policy.step)
+        self.policy.adamw.zero_grad(set_to_none=True)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of the step.
+
+        Raises:
+            GapError: engine and trainer have disagreed for too many steps.
+        """
+        edges = self.sums["edges"] or 1.0
+        means = {
+            name.removeprefix("mean "): value / edges
+            for name, value in self.sums.items()
+            if name.startswith("mean ")
+        }
+        return {
+            "loss": self.sums["loss"],
+            "grad_norm": fmean(self.grad_norms) if self.grad_norms else 0.0,
+            "steps_skipped": self.sums["steps_skipped"],
+            "tokens": self.sums["edges"] / self.settings.epochs,
+            "tokens_read": self.sums["tokens_read"] / self.settings.epochs,
+            **means,
+            **self._gap_metrics(),
+        }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import click
 import typer
 
 from mixharness.cli import commands
@@ -43,23 +42,15 @@ def run(argv: Sequence[str] | None = None, registry: Registry | None = None) -> 
     setup_logs()
     try:
         registry = load_plugins() if registry is None else registry
-        command = typer.main.get_command(build_app(registry))
-        result = command.main(
-            args=None if argv is None else list(argv),
-            prog_name="mixharness",
-            standalone_mode=False,
-            obj=registry,
-        )
+        build_app(registry)(args=argv, prog_name="mixharness", obj=registry)
     except USER_ERRORS as exc:
         sys.stderr.write(f"{exc}\n")
         return EXIT_USER
-    except click.ClickException as exc:
-        exc.show()
-        return exc.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        sys.stderr.write("interrupted\n")
+    except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    return result if isinstance(result, int) else 0
+    except SystemExit as exc:  # how typer ends, always
+        return exc.code if isinstance(exc.code, int) else 0
+    return 0
 
 
 def main() -> None:

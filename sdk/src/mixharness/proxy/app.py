@@ -145,7 +145,7 @@ class Proxy:
             raise Rejected(409 if ended else 404, "this rollout has ended" if ended else "unknown")
         for given, status in ((secret, 403), (key, 401)):
             if not hmac.compare_digest(given.encode(), session.secret.encode()):
-                session.notes.append("foreign_call")
+                session.notes.append("foreign_call: a request without this rollout's key")
                 log.warning("foreign_call", rollout=session.rollout_id, status=status)
                 raise Rejected(status, "the key of this rollout is wanted, in path and header")
         return session

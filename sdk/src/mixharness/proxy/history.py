@@ -105,7 +105,7 @@ class History:
             start = shared + 1 if whole else shared
         held = parent.held | {parent.call.id} if parent else frozenset()
         spliced, new = self._splice(request, prints, [i for i in turns if i >= start], held)
-        before = parent.held if parent else frozenset()
+        before = frozenset[str]().union(*(k.held for k in [*([parent] if parent else []), *new]))
         continued = held | {known.call.id for known in new}
         bridged = whole and turns[-1] < start
         fork, span = ("", "") if bridged else self._fork(request, agent, prints)
@@ -151,7 +151,10 @@ class History:
             parts.append(own[: length - call.parent_len])
             length = call.parent_len
             call = self._known[call.parent_call].call if call.parent_call else None
-        return [token for part in reversed(parts) for token in part]
+        ids: list[int] = []
+        for part in reversed(parts):
+            ids += part
+        return ids
 
     def _pick(self, message: ChatMessage, prints: Prints, index: int) -> _Known:
         """Choose among calls sampled at one prompt: a minted id nominates, else the latest."""

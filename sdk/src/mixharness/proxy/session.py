@@ -51,7 +51,8 @@ class ProxySession:
         rollout_id: the rollout's id.
         base_url: this session's address, secret included, without a trailing slash.
         secret: wanted as the API key too.
-        notes: `foreign_call`, `overflow`, `max_turns` or `engine_error`, one per event.
+        notes: `name: detail` per event; names are `foreign_call`, `overflow`, `max_turns` and
+            `engine_error`.
         closed: every request is refused with 409.
     """
 
@@ -113,8 +114,9 @@ class ProxySession:
         if known is not None:
             return known
         if self._started >= self._spec.limits.max_turns:
-            self.notes.append("max_turns")
-            raise Rejected(403, f"this rollout has used its {self._started} model calls")
+            message = f"this rollout has used its {self._started} model calls"
+            self.notes.append(f"max_turns: {message}")
+            raise Rejected(403, message)
         plan = self._plan(request, prints, identity)
         self._started += 1
         self._history.acknowledge(plan.resolved)
@@ -174,7 +176,7 @@ class ProxySession:
         context = self._serving.renderer.context
         room = context - len(prompt.ids)
         if room < 1:
-            self.notes.append("overflow")
+            self.notes.append(f"overflow: a prompt of {len(prompt.ids)} tokens")
             raise Overflow(len(prompt.ids), context - 1)
         allowed = min(self._serving.settings.max_tokens, room)
         return Plan(
@@ -228,7 +230,7 @@ class ProxySession:
             self._log.cancelled(self._calls[plan.call_id])
             raise
         except EngineError as exc:
-            self.notes.append("engine_error")
+            self.notes.append(f"engine_error: {exc}")
             log.warning("engine_error", rollout=self.rollout_id, call=plan.call_id, error=str(exc))
             raise
         ticket.sampled = True

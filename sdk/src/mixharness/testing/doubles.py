@@ -24,7 +24,7 @@ class EchoHarnessConfig(ComponentConfig):
     """System prompt; empty sends none."""
     file: str = "answer.txt"
     """Workspace file that gets the answer."""
-    turns: int = Field(1, gt=0)
+    turns: int = Field(default=1, gt=0)
     """Model calls; each continues the conversation."""
 
 
@@ -62,7 +62,7 @@ class EchoHarness(Harness[EchoHarnessConfig]):
 class FixedVerifierConfig(ComponentConfig):
     """Keys of `[[verifier]] name = "fixed"`."""
 
-    value: float = Field(1.0, ge=0, le=1)
+    value: float = Field(default=1.0, ge=0, le=1)
 
 
 class FixedVerifier(Verifier[FixedVerifierConfig]):

@@ -35,6 +35,12 @@ log = structlog.get_logger()
 
 _STOP_S = 5.0
 _WATCH_S = 0.2
+_FIRST_REQUEST = GenerateRequest(
+    session_id="",
+    request_id="start",
+    prompt_ids=(0,),
+    sampling=Sampling(temperature=1.0, max_tokens=1, stop_ids=()),
+)
 
 
 class HfConfig(ComponentConfig):
@@ -53,7 +59,7 @@ class HfConfig(ComponentConfig):
     """Memory for keys and values, in MiB."""
     page_size: int = Field(default=32, ge=4)
     """Tokens per cache page; prefixes are shared in whole pages."""
-    max_batch_tokens: int = Field(default=1024, ge=1)
+    max_batch_tokens: int = Field(default=2048, ge=1)
     """Most tokens in one step, prompts and samples together."""
     max_requests: int = Field(default=64, ge=1)
     """Most requests in one step; the others wait their turn."""
@@ -99,16 +105,15 @@ class HfEngine(InferenceEngine[HfConfig]):
         """
         await asyncio.to_thread(self._build)
         threads = torch.get_num_threads()
-        # Threads take torch's thread count, and daemon-ness, from whoever starts them.
-        starter = threading.Thread(target=self._start_manager, name="hf-engine", daemon=True)
-        starter.start()
-        starter.join()
-        self._watcher = asyncio.create_task(self._watch())
-        sampling = Sampling(temperature=1.0, max_tokens=1, stop_ids=())
-        await self.generate(
-            GenerateRequest(session_id="", request_id="start", prompt_ids=(0,), sampling=sampling)
-        )
-        torch.set_num_threads(threads)
+        try:
+            # A thread takes torch's thread count, and daemon-ness, from whoever starts it.
+            starter = threading.Thread(target=self._start_manager, name="hf-engine", daemon=True)
+            starter.start()
+            starter.join()
+            self._watcher = asyncio.create_task(self._watch())
+            await self.generate(_FIRST_REQUEST)
+        finally:
+            torch.set_num_threads(threads)
         log.info("engine_started", engine=self.name, model=self.config.model)
 
     async def generate(self, request: GenerateRequest) -> Generation:

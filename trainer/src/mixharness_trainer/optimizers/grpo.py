@@ -36,7 +36,7 @@ class GrpoConfig(ComponentConfig):
     kl: Literal["k2", "k3"] = "k3"
     """KL estimator on the sampled token."""
     min_contrast: float = Field(default=1e-6, ge=0)
-    """Groups whose rewards have a smaller standard deviation get advantage 0 (0.05 with a judge)."""
+    """Below this standard deviation of rewards the advantage is 0 (0.05 suits a judge)."""
     correction: Literal["token", "mask", "sequence", "off"] = "token"
     """How the loss corrects for the engine's log-probs (loss.py)."""
     correction_cap: float = Field(default=2.0, gt=1)

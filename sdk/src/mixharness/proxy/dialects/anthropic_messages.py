@@ -10,7 +10,7 @@ from anthropic.types import Message
 
 from mixharness.proxy.chat import Answer, ChatMessage, ChatRequest, Tool, ToolCall
 from mixharness.proxy.dialects import BadRequest
-from mixharness.proxy.dialects.fields import mapping, mappings, number, text
+from mixharness.proxy.dialects.fields import mapping, mappings, number, text, text_part
 
 
 class AnthropicMessages:
@@ -102,7 +102,7 @@ def _assistant(blocks: list[tuple[str, dict[str, Any]]]) -> ChatMessage:
     for where, block in blocks:
         kind = block.get("type")
         if kind == "text":
-            texts.append(text([block], where))
+            texts.append(text_part(block, where))
         elif kind == "thinking":
             thinking.append(str(block.get("thinking", "")))
         elif kind == "tool_use":
@@ -119,14 +119,13 @@ def _assistant(blocks: list[tuple[str, dict[str, Any]]]) -> ChatMessage:
 
 def _user(role: str, blocks: list[tuple[str, dict[str, Any]]]) -> Iterator[ChatMessage]:
     """Yield tool results and the text between them, in the order they came."""
-    waiting: list[dict[str, Any]] = []
+    waiting: list[str] = []
     for where, block in blocks:
         if block.get("type") != "tool_result":
-            text([block], where)  # refuses what is no text, by its own path
-            waiting.append(block)
+            waiting.append(text_part(block, where))
             continue
         if waiting:
-            yield ChatMessage(role=role, content=text(waiting, where))
+            yield ChatMessage(role=role, content="\n\n".join(waiting))
             waiting = []
         result = text(block.get("content"), f"{where}.content")
         yield ChatMessage(
@@ -135,7 +134,7 @@ def _user(role: str, blocks: list[tuple[str, dict[str, Any]]]) -> Iterator[ChatM
             tool_call_id=str(block.get("tool_use_id", "")),
         )
     if waiting or not blocks:
-        yield ChatMessage(role=role, content=text(waiting, "content"))
+        yield ChatMessage(role=role, content="\n\n".join(waiting))
 
 
 def _tool_use(block: Mapping[str, Any], where: str) -> ToolCall:

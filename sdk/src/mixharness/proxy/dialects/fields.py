@@ -63,10 +63,15 @@ def text(content: Any, where: str) -> str:
         return content
     if not isinstance(content, list):
         raise BadRequest(f"{where}: a string or a list of parts is wanted, not {_kind(content)}")
-    return "\n\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+    return "\n\n".join(text_part(part, f"{where}[{i}]") for i, part in enumerate(content))
 
 
-def _part(part: Any, where: str) -> str:
+def text_part(part: Any, where: str) -> str:
+    """Return the text of one part.
+
+    Raises:
+        BadRequest: it is no text; this policy reads nothing else.
+    """
     block = mapping(part, where)
     if block.get("type") != "text" or not isinstance(block.get("text"), str):
         raise BadRequest(f"{where}: the policy reads text only, not {block.get('type')!r}")

@@ -42,11 +42,12 @@ class EngineContract(ComponentContract):
     ) -> Generation:
         tokenizer = engine.tokenizer.tokenizer
         stop = tokenizer.token_to_id("<|im_end|>")
+        stops = () if stop is None else (stop,)
         request = GenerateRequest(
             session_id=f"s{number}",
             request_id=f"s{number}-0",
             prompt_ids=tuple(tokenizer.encode(prompt, add_special_tokens=False).ids),
-            sampling=Sampling(temperature=1.0, max_tokens=max_tokens, stop_ids=(stop,)),
+            sampling=Sampling(temperature=1.0, max_tokens=max_tokens, stop_ids=stops),
         )
         return await engine.generate(request)
 
