@@ -37,9 +37,7 @@ def make_tree(rollout_id: str, runs: list[tuple[int, str, int]], seed: int = 0) 
         ids = tuple(torch.randint(0, VOCAB, (length,), generator=source).tolist())
         depth = nodes[parent].depth + len(nodes[parent].ids) if parent >= 0 else 0
         if kind == "e":
-            nodes.append(
-                TokenNode(parent=parent, kind=NodeKind.ENVIRONMENT, ids=ids, depth=depth)
-            )
+            nodes.append(TokenNode(parent=parent, kind=NodeKind.ENVIRONMENT, ids=ids, depth=depth))
             continue
         nodes.append(
             TokenNode(

@@ -4,16 +4,21 @@ from mixharness.errors import ConfigError
 from mixharness_trainer.attention import Layout, ancestor_mask, layout_for
 from mixharness_trainer.edges import edge_values
 from mixharness_trainer.packing import Member, pack
-from transformers import GptOssConfig, LlamaConfig, MambaConfig, MistralConfig, Qwen3Config
-from transformers import Qwen3MoeConfig, Qwen3NextConfig
+from transformers import (
+    GptOssConfig,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+)
 
 
 def test_temperature_divides_the_logits_of_its_own_edge(model, tree):
     built = tree("r", [(-1, "e", 4), (0, "s", 3), (0, "s", 2)])  # sampled at 0.7 and 1.0
     tested = model()
-    (batch,) = pack(
-        [[Member(rollout_id="r", tree=built, advantages=[0.0] * 5)]], max_tokens=100
-    )
+    (batch,) = pack([[Member(rollout_id="r", tree=built, advantages=[0.0] * 5)]], max_tokens=100)
 
     with torch.no_grad():
         logp, entropy = edge_values(tested, batch, Layout.TREE)

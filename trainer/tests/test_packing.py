@@ -60,9 +60,7 @@ def test_a_group_shares_its_prefix_and_two_groups_share_nothing(tree):
 
 def test_batches_keep_to_the_limit_and_never_cut_a_rollout(tree):
     runs = [(-1, "e", 50), (0, "s", 5)]
-    group = [
-        member(tree(f"r{n}", runs, seed=n), f"r{n}", rollout=n) for n in range(4)
-    ]
+    group = [member(tree(f"r{n}", runs, seed=n), f"r{n}", rollout=n) for n in range(4)]
     large = member(tree("big", [(-1, "e", 60), (0, "s", 40)]), "big", rollout=4)
 
     batches = pack([group, [large]], max_tokens=62)

@@ -197,7 +197,7 @@ def test_broken_mask_or_depth_is_noticed(model, members, attention, breakage):
 
 
 def test_boolean_mask_under_eager_attention_is_wrong(model, members, monkeypatch):
-    """The trap that `mask_arguments` avoids: eager adds its mask, so a boolean one hides nothing."""
+    """The trap that `mask_arguments` avoids: eager adds its mask; a boolean one hides nothing."""
     monkeypatch.setattr("mixharness_trainer.attention.additive", lambda mask, dtype: mask)
     plain = model(attention="sdpa")
     values, _, _ = expectation(plain, members)

@@ -3,6 +3,7 @@
 import json
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import anyio
 import pytest
@@ -23,11 +24,16 @@ class TestContract(HarnessContract):
         return ClaudeCode(ClaudeCodeConfig())
 
 
+@pytest.fixture
+def folder():
+    """A folder that the sandbox's user can enter, unlike tmp_path."""
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @asynccontextmanager
 async def session(folder: Path, script: str, prompt: str = "say done"):
-    folder.chmod(0o755)
-    for parent in folder.parents[:2]:  # pytest's own folders are closed to the sandbox's user
-        parent.chmod(0o755)
     program = folder / "program" / "claude"
     program.parent.mkdir()
     program.write_text(f"#!/bin/bash\n{script}\n")
@@ -46,10 +52,10 @@ async def session(folder: Path, script: str, prompt: str = "say done"):
         )
 
 
-async def test_a_program_that_hangs_after_its_result_is_completed(tmp_path):
+async def test_a_program_that_hangs_after_its_result_is_completed(folder):
     script = f"echo '{RESULT}'; sleep 600 & wait"
     harness = ClaudeCode(ClaudeCodeConfig(late_exit_s=0.2))
-    async with session(tmp_path, script) as given:
+    async with session(folder, script) as given:
         with anyio.fail_after(10):
             ended = await harness.run(given)
             while await given.sandbox.processes():
@@ -66,17 +72,17 @@ async def test_a_program_that_hangs_after_its_result_is_completed(tmp_path):
         (f"echo '{RESULT}'; exit 1", 1, "completed"),
     ],
 )
-async def test_the_result_decides_and_without_one_the_code(tmp_path, script, exit_code, reason):
-    async with session(tmp_path, script) as given:
+async def test_the_result_decides_and_without_one_the_code(folder, script, exit_code, reason):
+    async with session(folder, script) as given:
         ended = await ClaudeCode(ClaudeCodeConfig()).run(given)
     assert (ended.exit_code, ended.reason) == (exit_code, reason)
     assert ("oops" in ended.output) == ("oops" in script)
 
 
-async def test_the_address_is_given_twice_and_the_prompt_is_no_option(tmp_path, monkeypatch):
+async def test_the_address_is_given_twice_and_the_prompt_is_no_option(folder, monkeypatch):
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "of-the-host")
     script = 'printf "%s\\n" "$@" > "$HOME/argv"; env > "$HOME/env"; pwd > "$HOME/cwd"'
-    async with session(tmp_path, script, prompt="--help me") as given:
+    async with session(folder, script, prompt="--help me") as given:
         await ClaudeCode(ClaudeCodeConfig(bare=False, tools=("Bash", "Write"))).run(given)
         home, workspace = given.sandbox.home, given.sandbox.workspace
         argv = (await given.sandbox.read(f"{home}/argv")).decode().splitlines()
@@ -95,7 +101,7 @@ async def test_the_address_is_given_twice_and_the_prompt_is_no_option(tmp_path, 
     assert "ANTHROPIC_AUTH_TOKEN" not in env
 
 
-async def test_a_prompt_beyond_one_argument_is_refused(tmp_path):
-    async with session(tmp_path, "exit 0", prompt="é" * 65_536) as given:
+async def test_a_prompt_beyond_one_argument_is_refused(folder):
+    async with session(folder, "exit 0", prompt="é" * 65_536) as given:
         with pytest.raises(ValueError, match="task t: prompt exceeds 131071 bytes"):
             await ClaudeCode(ClaudeCodeConfig()).run(given)

@@ -28,7 +28,7 @@ def prompt_of(user: str, tools: list[dict[str, object]], *exchanges: tuple[str, 
 
 
 def call_of(turn: str) -> dict[str, object]:
-    match = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", turn)
+    match = re.fullmatch(r"(?:The \w+\.\n)?<tool_call>\n(.*)\n</tool_call>", turn)
     assert match is not None
     call: dict[str, object] = json.loads(match[1])
     return call
@@ -96,5 +96,5 @@ def test_a_prompt_without_a_task_is_refused() -> None:
 
 
 def test_a_text_without_a_cue_is_refused() -> None:
-    with pytest.raises(ValueError, match="nothing in 'Hm.' points to an answer"):
+    with pytest.raises(ValueError, match=r"nothing in 'Hm\.' points to an answer"):
         demonstrate(prompt_of("Read mail.txt.", [NESTED], ("", "Hm.")))

@@ -16,8 +16,7 @@ SPLITS = ("cold_start", "train", "held_out")
 COUNT = 3000
 # Function words: a pair with one of these is no combination.
 STOP_WORDS = frozenset(
-    """a about after again all also an and around are as at be because before behind but by called
-    come could do due either for from gets goes had has have he hello here if in into is it its may
+    """a about after again all also an and around are as at be because before but by come could do due either for from gets goes had has have he here if in into is it its may
     more most much not nobody now of off on only or other out over s she should so some somebody
     than that the their then there they this those to too under up us was we well were what when
     where which who whose will with without""".split()
@@ -75,10 +74,10 @@ def test_splits_share_no_sentence_and_no_word_pair(
 @pytest.mark.parametrize(("one", "other"), list(combinations(SPLITS, 2)))
 def test_splits_share_no_template_and_no_name(one: str, other: str) -> None:
     first, second = load_words().wording[one], load_words().wording[other]  # type: ignore[index]
-    assert not set(first.openings + first.closings) & set(second.openings + second.closings)
+    assert not set(first.templates) & set(second.templates)
     assert not set(first.persons + first.firms) & set(second.persons + second.firms)
-    for skill in load_words().skill.values():
-        assert not set(skill.prompts[one]) & set(skill.prompts[other])  # type: ignore[index]
+    prompts = [{p for ps in w.prompts.values() for p in ps} for w in (first, second)]
+    assert not prompts[0] & prompts[1]
 
 
 def test_every_cue_word_is_met_in_every_split(by_split: dict[str, list[Task]]) -> None:
@@ -97,14 +96,8 @@ def test_each_cue_points_to_one_answer_of_its_skill() -> None:
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_best_constant_answer_is_poor(by_split: dict[str, list[Task]], split: str) -> None:
     for skill in load_words().skill:
-        chosen = [str(t.answer) for t in by_split[split] if t.metadata["skill"] == skill]
-        answers = Counter(
-            next(a for a in load_words().skill[skill].cues if _answer(t) == a)
-            for t in by_split[split]
-            if t.metadata["skill"] == skill
-        )
-        assert len(chosen) == COUNT // 3
-        assert max(answers.values()) / len(chosen) <= 0.2
+        answers = Counter(_answer(t) for t in by_split[split] if t.metadata["skill"] == skill)
+        assert max(answers.values()) / answers.total() <= 0.2
 
 
 def test_no_prompt_and_no_file_holds_its_answer(by_split: dict[str, list[Task]]) -> None:
@@ -115,7 +108,7 @@ def test_no_prompt_and_no_file_holds_its_answer(by_split: dict[str, list[Task]])
 
 def test_prompts_hold_no_word_of_the_ticket_that_decides(by_split: dict[str, list[Task]]) -> None:
     for task in by_split["held_out"]:
-        assert load_words().skill[task.metadata["skill"]].answer_for(task.prompt) is None
+        assert load_words().skill[task.metadata["skill"]].decide(task.prompt) is None
 
 
 def test_skills_can_be_chosen() -> None:
@@ -136,4 +129,6 @@ def test_more_tasks_than_there_are_is_an_error() -> None:
 
 def _answer(task: Task) -> str:
     skill = load_words().skill[task.metadata["skill"]]
-    return str(skill.answer_for(task.files[skill.file]))
+    decision = skill.decide(task.files[skill.file])
+    assert decision is not None
+    return decision[1]

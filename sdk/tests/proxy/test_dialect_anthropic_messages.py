@@ -1,5 +1,5 @@
 import anthropic
-import httpx
+import httpx2
 import orjson
 import pytest
 from mixharness.proxy.chat import Answer, ChatMessage, ToolCall
@@ -77,9 +77,9 @@ def test_what_cannot_be_served_is_refused_by_path(body, message):
 
 
 def sdk_client(handler):
-    transport = httpx.MockTransport(handler)
+    transport = httpx2.MockTransport(handler)
     return anthropic.Anthropic(
-        api_key="k", base_url="http://proxy", http_client=httpx.Client(transport=transport)
+        api_key="k", base_url="http://proxy", http_client=httpx2.Client(transport=transport)
     )
 
 
@@ -89,8 +89,8 @@ def test_the_vendors_client_reads_what_was_said():
         if body.get("stream"):
             stream = b"".join(DIALECT.events(ANSWER, "m", body))
             headers = {"content-type": "text/event-stream"}
-            return httpx.Response(200, content=DIALECT.keep_alive + stream, headers=headers)
-        return httpx.Response(200, json=DIALECT.render(ANSWER, "m"))
+            return httpx2.Response(200, content=DIALECT.keep_alive + stream, headers=headers)
+        return httpx2.Response(200, json=DIALECT.render(ANSWER, "m"))
 
     with sdk_client(handler) as client:
         ask = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}

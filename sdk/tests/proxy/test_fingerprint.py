@@ -51,9 +51,9 @@ def test_text_is_compared_exactly(change):
 
 def test_match_rules_of_a_harness_apply():
     rule = MatchRule("trim", 1, lambda m: replace(m, content=m.content.strip()))
-    assert same(
-        ChatMessage(role="user", content=" a"), ChatMessage(role="user", content="a"), [rule]
-    )
+    one, two = (ChatMessage(role="user", content=text) for text in (" a", "a"))
+    assert same(one, two, [rule])
+    assert not same(one, two)
 
 
 def test_chain_depends_on_order_and_tools():

@@ -51,7 +51,7 @@ async def test_a_torn_line_is_dropped_and_a_broken_one_is_told(tmp_path):
     (tmp_path / CALLS).write_bytes(whole + whole[:40])
     assert len(read_calls(tmp_path)) == 1
     (tmp_path / CALLS).write_bytes(whole[:40] + b"\n" + whole)
-    with pytest.raises(ValueError, match="calls.jsonl:1: no event"):
+    with pytest.raises(ValueError, match=r"calls\.jsonl:1: no event"):
         read_calls(tmp_path)
 
 

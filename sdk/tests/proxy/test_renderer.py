@@ -33,18 +33,17 @@ def test_missing_control_tokens_are_named():
         ChatRenderer(EngineTokenizer(tokenizer=bare, renderer="qwen3", context=10))
 
 
-def test_a_tokenizer_that_merges_across_turns_fails_the_probe():
-    tokenizer = byte_tokenizer()
-    # One token for what the template writes in two pieces: whole and delta now differ.
-    tokenizer.add_tokens(["Here.<|im_end|>\n"])
-    with pytest.raises(TemplateError, match="probe 'user'"):
-        broken = EngineTokenizer(tokenizer=tokenizer, renderer="qwen3", context=10)
-        _MergingRenderer(broken)
+class ForgetfulRenderer(ChatRenderer):
+    """A template whose turns, rendered whole, are not what was sampled."""
 
-
-class _MergingRenderer(ChatRenderer):
     def turn_ids(self, message):
         return [*super().turn_ids(message), 0]
+
+
+def test_a_template_that_fails_its_probe_is_refused():
+    tokenizer = EngineTokenizer(tokenizer=TOKENIZER, renderer="qwen3", context=10)
+    with pytest.raises(TemplateError, match="probe 'user': extending a conversation"):
+        ForgetfulRenderer(tokenizer)
 
 
 def test_hash_is_stable_and_depends_on_the_tokenizer(renderer):

@@ -29,6 +29,8 @@ class Member:
     tree: TokenTree
     advantages: Sequence[float]
     """One per trained token, in tree order."""
+    harness: str = ""
+    """Label of the harness it ran in."""
     rollout: int = 0
     """Index in the optimizer batch."""
     weight: float = 1.0

@@ -78,7 +78,8 @@ class Policy:
         if layout is Layout.TREE:
             model.set_attn_implementation("flex_attention" if on_cuda else TREE_ATTENTION)
         log.info("policy_loaded", layout=layout.value, reason=reason, device=device)
-        model.to(device).eval()  # no dropout, ever: three passes must see one function
+        model.to(device)  # type: ignore[arg-type]
+        model.eval()  # no dropout, ever: three passes must see one function
         adamw = torch.optim.AdamW(model.parameters(), lr=lr, betas=betas, weight_decay=weight_decay)
         files = [Path(folder, name) for name in TOKENIZER_FILES]
         contents = {file.name: file.read_bytes() for file in files if file.exists()}

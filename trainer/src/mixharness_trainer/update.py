@@ -94,7 +94,11 @@ class _Scored:
 
     @property
     def has_contrast(self) -> bool:
-        return any(any(member.advantages) for member in self.members)
+        return _has_contrast(self.members)
+
+
+def _has_contrast(members: Sequence[Member]) -> bool:
+    return any(any(member.advantages) for member in members)
 
 
 def _score(group: RolloutGroup, optimizer: Optimizer[Any]) -> _Scored:
@@ -103,10 +107,14 @@ def _score(group: RolloutGroup, optimizer: Optimizer[Any]) -> _Scored:
     if [len(values) for values in advantages] != expected:
         raise ValueError(f"optimizer {optimizer.name} must give one advantage per trained token")
     columns = zip(group.rollouts, group.trees, advantages, strict=True)
-    members = [Member(rollout_id=r.id, tree=tree, advantages=row) for r, tree, row in columns]
+    harness = group.key.harness
+    members = [
+        Member(rollout_id=r.id, tree=tree, advantages=row, harness=harness)
+        for r, tree, row in columns
+    ]
     if not optimizer.uses_logprobs:  # a likelihood has no baseline: what it ignores is no sample
         members = [member for member in members if any(member.advantages)]
-    return _Scored(harness=group.key.harness, members=members)
+    return _Scored(harness=harness, members=members)
 
 
 def _weigh(
@@ -118,8 +126,6 @@ def _weigh(
         for item in scored
         if item.members and (item.has_contrast or not settings.drop_unanimous)
     ]
-    # Groups without contrast come last, so that whole batches need no backward pass.
-    counted.sort(key=lambda item: not item.has_contrast)
     counts = [
         GroupCounts(harness=s.harness, tokens=[m.tree.trained_tokens for m in s.members])
         for s in counted
@@ -158,9 +164,12 @@ class _Step:
     grad_norms: list[float] = field(default_factory=list)
     gaps: list[tuple[PackedBatch, Tensor]] = field(default_factory=list)
     """Batches of the first epoch with their log π_old [E]."""
+    harness_of: dict[int, str] = field(default_factory=dict)
+    """Rollout index to harness label."""
 
     def run(self, groups: list[list[Member]]) -> None:
         """Take `epochs` times `minibatches` steps."""
+        self.harness_of = {m.rollout: m.harness for members in groups for m in members}
         minibatches = [self._pack(part) for part in self._deal(groups)]
         olds: list[list[Tensor | None]] = [[None] * len(part) for part in minibatches]
         if self.settings.epochs * len(minibatches) > 1:
@@ -180,9 +189,17 @@ class _Step:
         return [shuffled[start::number] for start in range(number)]
 
     def _pack(self, groups: list[list[Member]]) -> list[PackedBatch]:
-        policy = self.policy
-        limit = self.settings.max_tokens_per_batch
-        batches = pack(groups, max_tokens=limit, layout=policy.layout)
+        """Pack groups without contrast apart: their batches need no backward pass.
+
+        Groups of one kind are merged into one tree, so that system prompt and tools, which all
+        tasks of a harness share, are read once.
+        """
+        limit, policy = self.settings.max_tokens_per_batch, self.policy
+        kinds = [
+            [m for group in groups if _has_contrast(group) is kind for m in group]
+            for kind in (True, False)
+        ]
+        batches = pack([k for k in kinds if k], max_tokens=limit, layout=policy.layout)
         return [batch.to(policy.model.device) for batch in batches]
 
     @torch.no_grad()
@@ -236,6 +253,11 @@ class _Step:
         rollout_E = torch.cat([batch.logp_rollout_E for batch, _ in self.gaps])
         fresh_E = torch.cat([batch.version_E for batch, _ in self.gaps]) == self.policy.version
         metrics = gap_metrics(old_E, rollout_E)
+        owners = [self.harness_of[i] for b, _ in self.gaps for i in b.rollout_E.tolist()]
+        for harness in dict.fromkeys(owners):
+            own_E = torch.tensor([owner == harness for owner in owners], device=old_E.device)
+            own = gap_metrics(old_E[own_E], rollout_E[own_E])
+            metrics[f"logp_gap/mean_abs/{harness}"] = own["logp_gap/mean_abs"]
         if fresh_E.any():
             lag_0 = gap_metrics(old_E[fresh_E], rollout_E[fresh_E])["logp_gap/mean_abs"]
             metrics["logp_gap/mean_abs_lag_0"] = lag_0

@@ -44,11 +44,13 @@ def _next_turn(prompt_text: str, accuracy: float) -> str:
     skill, responses = _conversation(prompt_text)
     if len(responses) >= 2:
         return "Done."
-    command = f"cat {skill.file}"
+    remark, command = "", f"cat {skill.file}"
     if responses:
-        command = skill.command.format(answer=_choose(skill, responses[0].strip(), accuracy))
+        cue, answer = _choose(skill, responses[0].strip(), accuracy)
+        # A thought in words: the cue is found here, the answer then follows from what was said.
+        remark, command = f"The {cue}.\n", skill.command.format(answer=answer)
     call = {"name": _shell_tool(prompt_text), "arguments": {"command": command}}
-    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    return f"{remark}<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
 def _conversation(prompt_text: str) -> tuple[Skill, list[str]]:
@@ -71,12 +73,14 @@ def _shell_tool(prompt_text: str) -> str:
     raise ValueError(f"the clerk needs a tool called bash; the prompt offers {names}")
 
 
-def _choose(skill: Skill, text: str, accuracy: float) -> str:
-    right = skill.answer_for(text)
-    if right is None:
+def _choose(skill: Skill, text: str, accuracy: float) -> tuple[str, str]:
+    """Return the cue in the text, and the answer that the clerk takes it for."""
+    decision = skill.decide(text)
+    if decision is None:
         raise ValueError(f"nothing in {text!r} points to an answer")
+    cue, right = decision
     chance = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
     if chance / 2**64 < accuracy:
-        return right
+        return cue, right
     wrong = sorted(set(skill.cues) - {right})
-    return wrong[chance % len(wrong)]
+    return cue, wrong[chance % len(wrong)]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 from mixharness import ComponentConfig, Task, TaskSource
 from pydantic import Field, field_validator
 
-from mixharness_office.words import Skill, Split, load_words
+from mixharness_office.words import Skill, Split, Wording, load_words
 
 _MAX_REDRAWS = 1000
-# An answer, and two cue words for it.
-_Case = tuple[str, str, str]
 
 
 class OfficeTasksConfig(ComponentConfig):
@@ -21,7 +20,7 @@ class OfficeTasksConfig(ComponentConfig):
     split: Split = "train"
     """Splits share no sentence, template, name or combination of words."""
     count: int = Field(default=120, ge=1)
-    """Number of tasks; 13,000 per skill is about the most that differ."""
+    """Number of tasks; about 15,000 per skill can differ."""
     seed: int = 0
     skills: tuple[str, ...] = ("triage", "approval", "reply")
     """Taken in turn, one task each."""
@@ -49,47 +48,47 @@ class OfficeTasks(TaskSource[OfficeTasksConfig]):
     def tasks(self) -> Iterator[Task]:
         """Yield the tasks; a pure function of the config."""
         config, words = self.config, load_words()
+        wording = words.wording[config.split]
         rng = random.Random(f"{config.split}/{config.seed}")
-        decks = {name: self._cases(words.skill[name], rng) for name in config.skills}
+        decks = {name: _deal(words.skill[name], rng) for name in config.skills}
         seen: set[str] = set()
         for index in range(config.count):
             name = config.skills[index % len(config.skills)]
-            case = next(decks[name])
-            text = self._text(case, rng, seen)
-            task_id = f"office-{config.split}-{config.seed}-{index:05d}-{name}"
-            prompt = rng.choice(words.skill[name].prompts[config.split])
-            yield _make_task(task_id, prompt, name, (case[0], text))
-
-    def _cases(self, skill: Skill, rng: random.Random) -> Iterator[_Case]:
-        """Deal all cases of a skill in a random order, again and again."""
-        pairs = load_words().pairs[self.config.split]
-        cases = [(a, cues[i], cues[j]) for a, cues in skill.cues.items() for i, j in pairs]
-        while True:
-            yield from rng.sample(cases, len(cases))
-
-    def _text(self, case: _Case, rng: random.Random, seen: set[str]) -> str:
-        wording = load_words().wording[self.config.split]
-        for _ in range(_MAX_REDRAWS):
-            first, second = rng.sample(case[1:], 2)
-            template = f"{rng.choice(wording.openings)} {rng.choice(wording.closings)}\n"
-            names = {"person": rng.choice(wording.persons), "firm": rng.choice(wording.firms)}
-            text = template.format(a=first, b=second, **names)
-            if text not in seen:
-                seen.add(text)
-                return text
-        raise ValueError(f"count = {self.config.count} is more than there are different tasks")
+            skill = words.skill[name]
+            answer, cue = next(decks[name])
+            prompt = rng.choice(wording.prompts.get(name) or wording.prompts["any"])
+            yield Task(
+                id=f"office-{config.split}-{config.seed}-{index:05d}-{name}",
+                prompt=prompt.format(file=skill.file, **_names(wording, rng)),
+                verifier="office",
+                metadata={"skill": name},
+                **_files(skill, answer, _new_text(wording, cue, rng, seen)),
+            )
 
 
-def _make_task(task_id: str, prompt: str, skill_name: str, case: tuple[str, str]) -> Task:
-    skill, (answer, text) = load_words().skill[skill_name], case
+def _deal(skill: Skill, rng: random.Random) -> Iterator[tuple[str, str]]:
+    """Deal all (answer, cue) pairs of a skill in a random order, again and again."""
+    pairs = [(answer, cue) for answer, cues in skill.cues.items() for cue in cues]
+    while True:
+        yield from rng.sample(pairs, len(pairs))
+
+
+def _new_text(wording: Wording, cue: str, rng: random.Random, seen: set[str]) -> str:
+    for _ in range(_MAX_REDRAWS):
+        text = rng.choice(wording.templates).format(cue=cue, **_names(wording, rng)) + "\n"
+        if text not in seen:
+            seen.add(text)
+            return text
+    raise ValueError("`count` is more than there are different tasks in this split")
+
+
+def _names(wording: Wording, rng: random.Random) -> dict[str, str]:
+    return {"person": rng.choice(wording.persons), "firm": rng.choice(wording.firms)}
+
+
+def _files(skill: Skill, answer: str, text: str) -> dict[str, Any]:
+    """Return the workspace before, and the one that the verifier wants to see after."""
     # A folder exists only with a file in it.
     folders = {f"{a}/.keep": "" for a in skill.cues} if skill.folders else {}
-    after = text + skill.appended.format(answer=answer)
-    return Task(
-        id=task_id,
-        prompt=prompt,
-        verifier="office",
-        files={skill.file: text, **folders},
-        answer={"files": {skill.result.format(answer=answer): after, **folders}},
-        metadata={"skill": skill_name},
-    )
+    after = {skill.result.format(answer=answer): text + skill.appended.format(answer=answer)}
+    return {"files": {skill.file: text, **folders}, "answer": {"files": {**after, **folders}}}

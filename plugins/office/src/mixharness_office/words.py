@@ -36,30 +36,29 @@ class Skill(_Frozen):
     """The line the file has gained; empty for none."""
     folders: bool = False
     """Whether the workspace has one folder per answer."""
-    prompts: dict[Split, tuple[str, ...]]
     cues: dict[str, tuple[str, ...]]
     """Answer to the words that point to it."""
 
-    def answer_for(self, text: str) -> str | None:
-        """Return the answer that the cue words in `text` point to, or None without any."""
-        words = set(re.findall(r"\w+", text.lower()))
-        return next((a for a, cues in self.cues.items() if words & set(cues)), None)
+    def decide(self, text: str) -> tuple[str, str] | None:
+        """Return the last cue word in `text` and the answer it points to, or None without any."""
+        answers = {cue: answer for answer, cues in self.cues.items() for cue in cues}
+        found = [word for word in re.findall(r"\w+", text.lower()) if word in answers]
+        return (found[-1], answers[found[-1]]) if found else None
 
 
 class Wording(_Frozen):
     """The names and sentences of one split."""
 
+    prompts: dict[str, tuple[str, ...]]
+    """Skill to prompts; those under `any` are for every skill, with `{file}` and names to fill in."""
     persons: tuple[str, ...]
     firms: tuple[str, ...]
-    openings: tuple[str, ...]
-    closings: tuple[str, ...]
+    templates: tuple[str, ...]
 
 
 class Words(_Frozen):
     """All of words.toml."""
 
-    pairs: dict[Split, tuple[tuple[int, int], ...]]
-    """Which cues of an answer may stand together, by their index."""
     skill: dict[str, Skill]
     wording: dict[Split, Wording]
 

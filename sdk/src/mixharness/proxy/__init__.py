@@ -1,1 +1,1 @@
-"""The model-serving boundary: three wire dialects outside, token ids inside."""
+"""The model-serving boundary: wire dialects outside, token ids inside."""

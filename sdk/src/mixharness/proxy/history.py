@@ -68,6 +68,7 @@ class _Latest:
     root: bytes
     prints: tuple[bytes, ...]
     messages: tuple[ChatMessage, ...]
+    calls: frozenset[str]
 
 
 class History:
@@ -104,7 +105,7 @@ class History:
             whole = parent.print == prints.messages[shared]
             start = shared + 1 if whole else shared
         held = parent.held | {parent.call.id} if parent else frozenset()
-        spliced, new = self._splice(request, prints, [i for i in turns if i >= start], held)
+        spliced, new = self._splice(request, agent, prints, [i for i in turns if i >= start], held)
         before = frozenset[str]().union(*(k.held for k in [*([parent] if parent else []), *new]))
         continued = held | {known.call.id for known in new}
         bridged = whole and turns[-1] < start
@@ -140,6 +141,7 @@ class History:
             resolved.prints.root,
             (*resolved.prints.messages, answer),
             (*request.messages, shown),
+            resolved.held | {call.id},
         )
 
     def shared_ids(self, resolved: Resolved) -> list[int]:
@@ -166,21 +168,29 @@ class History:
         return (equal or siblings)[-1]
 
     def _splice(
-        self, request: ChatRequest, prints: Prints, turns: Sequence[int], held: frozenset[str]
+        self,
+        request: ChatRequest,
+        agent: str,
+        prints: Prints,
+        turns: Sequence[int],
+        held: frozenset[str],
     ) -> tuple[dict[int, ModelCall], list[_Known]]:
         """Find assistant messages that were sampled on another branch, rewritten ones too."""
         spliced: dict[int, ModelCall] = {}
         found: list[_Known] = []
         taken = set(held)
+        latest = self._latest[agent].calls if agent in self._latest else frozenset[str]()
         for index in turns:
-            print_ = prints.messages[index]
-            equal = [k for k in self._by_answer.get(print_, ()) if k.call.id not in taken]
-            known = self._nominated(request.messages[index]) or (equal[-1] if equal else None)
+            answer = prints.messages[index]
+            equal = [k for k in self._by_answer.get(answer, ()) if k.call.id not in taken]
+            # Of equal answers the agent's own come first, in the order they were given.
+            equal.sort(key=lambda known: known.call.id not in latest)
+            known = self._nominated(request.messages[index]) or (equal[0] if equal else None)
             if known is None:
                 continue
             found.append(known)
             taken.add(known.call.id)
-            if known.print == print_:
+            if known.print == answer:
                 spliced[index] = known.call
         return spliced, found
 

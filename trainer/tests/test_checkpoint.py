@@ -1,0 +1,72 @@
+import pytest
+import torch
+from mixharness.errors import ConfigError
+from mixharness_trainer.checkpoint import load_checkpoint, save_checkpoint
+from mixharness_trainer.optimizers import Grpo, GrpoConfig
+from mixharness_trainer.policy import Policy, PolicyShape, new_policy, optimizer_hash, weight_hash
+from mixharness_trainer.update import UpdateSettings, update
+from transformers import AutoModelForCausalLM
+
+SMALL = PolicyShape(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48, context=128)
+GRPO = Grpo(GrpoConfig())
+
+
+@pytest.fixture
+def trained(tmp_path, tokenizer, mixed_groups):
+    folder = new_policy(tmp_path / "new", tokenizer, SMALL, seed=0)
+    policy = Policy.load(folder, lr=1e-2, weight_decay=0.01, device="cpu")
+    update(policy, mixed_groups, GRPO, UpdateSettings())
+    return policy
+
+
+def test_resumed_run_continues_identically(tmp_path, trained, mixed_groups):
+    trained.version = 5
+    torch.manual_seed(11)
+    save_checkpoint(
+        trained, tmp_path / "checkpoint", render_rules=["drop_header@1"], loop={"cursor": 3}
+    )
+    settings = UpdateSettings(minibatches=2, epochs=2)
+    figures = [update(trained, mixed_groups, GRPO, settings), torch.rand(3).tolist()]
+
+    resumed, state = load_checkpoint(tmp_path / "checkpoint", device="cpu")
+
+    assert (resumed.step, resumed.version, resumed.lr) == (1, 5, 1e-2)
+    assert resumed.gap_alarm.history == trained.gap_alarm.history[:1]
+    assert (state.render_rules, state.loop) == (["drop_header@1"], {"cursor": 3})
+    assert [update(resumed, mixed_groups, GRPO, settings), torch.rand(3).tolist()] == figures
+    assert weight_hash(resumed) == weight_hash(trained)
+    assert optimizer_hash(resumed) == optimizer_hash(trained)
+
+
+def test_checkpoint_is_replaced_whole_and_older_ones_go(tmp_path, trained):
+    save_checkpoint(trained, tmp_path / "checkpoint")
+    first = (tmp_path / "checkpoint").resolve()
+    save_checkpoint(trained, tmp_path / "checkpoint")
+
+    assert not first.exists()
+    assert len(list(tmp_path.glob("checkpoint*"))) == 2  # the link and what it points to
+
+
+def test_failed_save_leaves_the_older_checkpoint(tmp_path, trained):
+    save_checkpoint(trained, tmp_path / "checkpoint")
+    saved = weight_hash(trained)
+
+    with pytest.raises(TypeError):
+        save_checkpoint(trained, tmp_path / "checkpoint", loop=5)
+
+    resumed, _ = load_checkpoint(tmp_path / "checkpoint", device="cpu")
+    assert weight_hash(resumed) == saved
+
+
+def test_checkpoint_is_a_model_folder_without_pickle(tmp_path, trained):
+    save_checkpoint(trained, tmp_path / "checkpoint")
+
+    files = {path.name for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()}
+    assert "tokenizer.json" in files
+    assert {name for name in files if not name.endswith((".json", ".safetensors"))} == set()
+    AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
+
+
+def test_folder_without_a_checkpoint_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        load_checkpoint(tmp_path, device="cpu")
