@@ -16,10 +16,11 @@ from pathlib import Path
 
 import structlog
 import torch
-from mixharness.engine import GenerateRequest, Sampling
-from mixharness_trainer.engines.hf import HfConfig, HfEngine
 from tokenizers import Tokenizer, models
 from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mixharness.engine import GenerateRequest, Sampling
+from mixharness_trainer.engines.hf import HfConfig, HfEngine
 
 VOCAB_SIZE = 1024
 FIRST_TURN, NEXT_TURN, SAMPLED = 800, 100, 30

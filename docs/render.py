@@ -10,6 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from mixharness.plugins import KINDS, PLUGINS_VARIABLE, Registry, load_plugins
 from mixharness.run_tables import (
     HarnessKeys,
@@ -21,7 +23,6 @@ from mixharness.run_tables import (
     TopLevel,
 )
 from mixharness.types import Limits
-from pydantic import BaseModel
 
 PAGE = Path(__file__).with_name("config.md")
 OURS = "agentloop,claude_code,office,trainer"

@@ -6,6 +6,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+
 from mixharness import errors, hookspecs
 from mixharness.cli.main import build_app
 from mixharness.plugins import KINDS, load_plugins

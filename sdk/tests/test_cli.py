@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mixharness import Harness, HarnessExit, ProgramMissingError, Session, hookimpl
 from mixharness.cli.main import run
 from mixharness.plugins import Registry, load_plugins

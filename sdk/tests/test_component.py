@@ -1,6 +1,7 @@
 import pytest
-from mixharness import Component, ComponentConfig
 from pydantic import ValidationError
+
+from mixharness import Component, ComponentConfig
 
 
 class SpoonConfig(ComponentConfig):

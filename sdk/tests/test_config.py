@@ -5,11 +5,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ConfigDict
+
 from mixharness import ConfigError, Limits
 from mixharness.config import RunConfig, load_run_file, parse_setting
 from mixharness.plugins import Registry, load_plugins
 from mixharness.testing import doubles_plugin
-from pydantic import BaseModel, ConfigDict
 
 GOOD = """
 seed = 3

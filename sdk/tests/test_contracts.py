@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from mixharness import Task
 from mixharness.builtin.exact_match import ExactMatch, ExactMatchConfig
 from mixharness.builtin.jsonl_tasks import JsonlTasks, JsonlTasksConfig

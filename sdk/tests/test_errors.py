@@ -1,4 +1,5 @@
 import pytest
+
 from mixharness import ConfigError, MixHarnessError, PluginError
 from mixharness.errors import HarnessError, boundary
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from mixharness.builtin.local import LocalSandboxBackend, LocalSandboxConfig
 from mixharness.builtin.local.sandbox import LocalSandbox
 from mixharness.errors import SandboxError

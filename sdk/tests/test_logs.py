@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+
 from mixharness.logs import logs_to, setup_logs
 
 log = structlog.get_logger()

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from mixharness import PluginError, hookimpl, plugins
 from mixharness.plugins import load_plugins
 from mixharness.testing import EchoHarness, FixedVerifier

@@ -1,4 +1,5 @@
 import pytest
+
 from mixharness.rollout.clock import RolloutClock
 
 

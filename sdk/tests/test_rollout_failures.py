@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
 from mixharness.errors import EngineError, HarnessError, SandboxError
 from mixharness.rollout.failures import Ending, Evidence, attribute, endpoint_redirect
 from mixharness.sandbox import Workspace

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+
 from mixharness.builtin.local import LocalSandboxBackend, LocalSandboxConfig
 from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine
 from mixharness.component import ComponentConfig

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
 from mixharness.builtin.local import LocalSandboxBackend, LocalSandboxConfig
 from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine
 from mixharness.engine import GenerateRequest, Generation

@@ -2,6 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from mixharness.proxy.log import CallLog
 from mixharness.rollout.store import RunStore, write_atomically
 from mixharness.types import (

@@ -1,8 +1,9 @@
 import pytest
+from pydantic import ValidationError
+
 from mixharness.builtin.byte_tokenizer import byte_tokenizer
 from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine
 from mixharness.engine import GenerateRequest, Sampling
-from pydantic import ValidationError
 
 TOKENIZER = byte_tokenizer()
 

@@ -2,6 +2,7 @@ import math
 import random
 
 import pytest
+
 from mixharness.stats import (
     Interval,
     mean_interval,

@@ -1,4 +1,5 @@
 import pytest
+
 from mixharness.tree.audit import audit
 from mixharness.types import (
     CallRole,

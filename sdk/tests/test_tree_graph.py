@@ -1,4 +1,5 @@
 import pytest
+
 from mixharness.tree.graph import build_graph
 from mixharness.types import ModelCall
 

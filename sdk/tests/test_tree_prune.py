@@ -1,4 +1,5 @@
 import pytest
+
 from mixharness.tree.prune import Pruned, prune
 from mixharness.types import CallRole, Delivery, FailureKind, ModelCall
 

@@ -3,6 +3,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mixharness.tree.prune import Pruned, prune
 from mixharness.tree.tokens import build_tree, merge_trees, prompt_ids
 from mixharness.types import CallRole, Delivery, ModelCall, NodeKind, TokenTree

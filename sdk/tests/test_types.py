@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+
 from mixharness import (
     Failure,
     FailureClass,

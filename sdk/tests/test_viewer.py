@@ -4,6 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
 from mixharness.proxy.log import CallLog
 from mixharness.rollout.store import RunStore
 from mixharness.types import (
@@ -21,8 +24,6 @@ from mixharness.viewer.progress import RunProgress, summary_table
 from mixharness.viewer.report import RunData, pick_rollouts, read_run, render_report, write_report
 from mixharness.viewer.text import decode, sampled_html
 from mixharness.viewer.tree_view import rollout_view
-from rich.console import Console
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 ROW = {
     "before": 0.25,

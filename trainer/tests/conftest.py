@@ -4,6 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
 from mixharness.types import (
     GroupKey,
     NodeKind,
@@ -16,9 +20,6 @@ from mixharness.types import (
 )
 from mixharness_trainer.attention import TREE_ATTENTION, Layout
 from mixharness_trainer.policy import Policy
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 VOCAB = 64
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixharness_trainer.bpe import CONTROL_TOKENS, train_bpe
 from tokenizers import Tokenizer
+
+from mixharness_trainer.bpe import CONTROL_TOKENS, train_bpe
 
 TEXTS = [
     f"<|im_start|>system\nUse the tools well.<|im_end|>\n<|im_start|>user\nThe invoice no. {n} of "
@@ -48,9 +49,8 @@ def test_a_common_word_is_one_token() -> None:
     assert len(ids(TOKENIZER, " invoice")) == 1
 
 
-def test_order_and_repetition_of_texts_do_not_matter() -> None:
-    again = train_bpe([*reversed(TEXTS), *TEXTS], 400)
-    assert again.to_str() == TOKENIZER.to_str()
+def test_the_same_texts_in_any_order_give_the_same_tokenizer() -> None:
+    assert train_bpe(TEXTS[::-1], 400).to_str() == TOKENIZER.to_str()
 
 
 def test_the_size_is_kept() -> None:

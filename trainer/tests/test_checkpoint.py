@@ -1,11 +1,12 @@
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+
 from mixharness.errors import ConfigError
 from mixharness_trainer.checkpoint import load_checkpoint, save_checkpoint
 from mixharness_trainer.optimizers import Grpo, GrpoConfig
 from mixharness_trainer.policy import Policy, PolicyShape, new_policy, optimizer_hash, weight_hash
 from mixharness_trainer.update import UpdateSettings, update
-from transformers import AutoModelForCausalLM
 
 SMALL = PolicyShape(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48, context=128)
 GRPO = Grpo(GrpoConfig())

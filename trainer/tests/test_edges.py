@@ -1,9 +1,5 @@
 import pytest
 import torch
-from mixharness.errors import ConfigError
-from mixharness_trainer.attention import Layout, ancestor_mask, layout_for
-from mixharness_trainer.edges import edge_values
-from mixharness_trainer.packing import Member, pack
 from transformers import (
     GptOssConfig,
     LlamaConfig,
@@ -13,6 +9,11 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3NextConfig,
 )
+
+from mixharness.errors import ConfigError
+from mixharness_trainer.attention import Layout, ancestor_mask, layout_for
+from mixharness_trainer.edges import edge_values
+from mixharness_trainer.packing import Member, pack
 
 
 def test_temperature_divides_the_logits_of_its_own_edge(model, tree):

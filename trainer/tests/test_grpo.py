@@ -5,10 +5,11 @@ import sys
 
 import pytest
 import torch
+from pydantic import ValidationError
+
 from mixharness.errors import ConfigError
 from mixharness.optimizer import Edges
 from mixharness_trainer.optimizers import Grpo, GrpoConfig
-from pydantic import ValidationError
 
 RUNS = [(-1, "e", 3), (0, "s", 2), (1, "e", 1), (2, "s", 1), (3, "e", 1), (4, "s", 1)]
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
 from mixharness.engine import GenerateRequest, Generation, Sampling
 from mixharness.errors import EngineError
 from mixharness.types import VersionSpan
 from mixharness_trainer.engines.hf import HfConfig, HfEngine
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 SPECIAL_TOKENS = [
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>"),

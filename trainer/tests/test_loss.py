@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+
 from mixharness.errors import ConfigError
 from mixharness_trainer.loss import (
     GapAlarm,

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+
 from mixharness.types import TokenTree
 from mixharness_trainer.attention import Layout
 from mixharness_trainer.packing import Member, pack

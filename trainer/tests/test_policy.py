@@ -2,9 +2,10 @@ import json
 
 import pytest
 import torch
-from mixharness_trainer.policy import Policy, PolicyShape, new_policy, weight_hash
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from mixharness_trainer.policy import Policy, PolicyShape, new_policy, weight_hash
 
 SMALL = PolicyShape(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48, context=128)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from mixharness.optimizer import Edges
 from mixharness_trainer import attention as attention_module
 from mixharness_trainer.attention import TREE_ATTENTION, Layout

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from mixharness_trainer.optimizers import Sft, SftConfig
 from mixharness_trainer.update import UpdateSettings, update
 

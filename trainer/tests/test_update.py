@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from mixharness.errors import ConfigError
 from mixharness_trainer.loss import GapError
 from mixharness_trainer.optimizers import Grpo, GrpoConfig

@@ -1,5 +1,6 @@
 import anyio
 import pytest
+
 from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine
 from mixharness.proxy.gate import Gate
 from mixharness_trainer.policy import Policy, PolicyShape, new_policy, weight_hash

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
+
 from mixharness import Limits, Rollout, Score, Task, Verifier, Workspace
 from mixharness.builtin.local import LocalSandboxBackend, LocalSandboxConfig
 from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine

@@ -2,6 +2,7 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
+
 from mixharness import Sandbox, SandboxSpec
 from mixharness.builtin.local import LocalSandboxBackend, LocalSandboxConfig
 from mixharness.types import Limits

@@ -1,5 +1,6 @@
 import anyio
 import pytest
+
 from mixharness import Program
 from mixharness.rollout.cache import cache_dir
 from mixharness_claude_code import ClaudeCode, ClaudeCodeConfig

@@ -3,6 +3,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mixharness.proxy.chat import ChatMessage, ToolCall
 from mixharness_claude_code.arguments import ARGUMENTS
 

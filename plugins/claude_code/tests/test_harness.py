@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 import anyio
 import pytest
+
 from mixharness import Limits, Program, SandboxSpec, Session, Task
 from mixharness.builtin.local import LocalSandboxBackend, LocalSandboxConfig
 from mixharness.testing import HarnessContract

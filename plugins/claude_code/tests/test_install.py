@@ -1,10 +1,11 @@
 import subprocess
 
 import pytest
+from pydantic import ValidationError
+
 from mixharness.errors import ProgramMissingError
 from mixharness_claude_code import ClaudeCode, ClaudeCodeConfig
 from mixharness_claude_code.install import _open_to_all, _publish, executable
-from pydantic import ValidationError
 
 
 def test_a_missing_program_names_the_command(tmp_path):

@@ -1,4 +1,5 @@
 import pytest
+
 from mixharness.harness import CallIdentity, RequestView
 from mixharness.types import CallRole
 from mixharness_claude_code.roles import role_of

@@ -6,11 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from mixharness import ComponentConfig, GroupKey, Rollout, Task, Workspace
 from mixharness_office.demonstrations import ACCURACY, demonstrate, demonstrate_expert
 from mixharness_office.tasks import OfficeTasks, OfficeTasksConfig
 from mixharness_office.verifier import OfficeVerifier
-from mixharness_office.words import load_words
+from mixharness_office.words import NOTE
 
 NESTED = {"type": "function", "function": {"name": "bash", "parameters": {}}}
 OTHER = {"type": "function", "function": {"name": "read", "parameters": {}}}
@@ -28,7 +29,7 @@ def prompt_of(user: str, tools: list[dict[str, object]], *exchanges: tuple[str, 
 
 
 def call_of(turn: str) -> dict[str, object]:
-    match = re.fullmatch(r"(?:The \w+\.\n)?<tool_call>\n(.*)\n</tool_call>", turn)
+    match = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", turn)
     assert match is not None
     call: dict[str, object] = json.loads(match[1])
     return call
@@ -69,15 +70,14 @@ async def test_the_expert_solves_every_task_in_three_calls(split: str, tmp_path:
 def test_the_clerk_is_right_as_often_as_it_says() -> None:
     right = 0
     for task in tasks("cold_start", 2000):
-        text = task.files[load_words().skill[task.metadata["skill"]].file]
-        prompt = prompt_of(task.prompt, [NESTED], ("", text))
+        prompt = prompt_of(task.prompt, [NESTED], ("", task.files[NOTE]))
         right += demonstrate(prompt) == demonstrate_expert(prompt)
     assert abs(right / 2000 - ACCURACY) < 0.05
 
 
 def test_the_clerk_errs_the_same_way_twice_and_in_every_harness() -> None:
     task = tasks("cold_start", 1)[0]
-    text = task.files["ticket.txt"]
+    text = task.files[NOTE]
     plain = {"name": "Bash", "input_schema": {}}
     one = demonstrate(prompt_of(task.prompt, [OTHER, NESTED], ("", text)))
     other = demonstrate(prompt_of(task.prompt, [plain], ("", text.strip())))
@@ -87,14 +87,14 @@ def test_the_clerk_errs_the_same_way_twice_and_in_every_harness() -> None:
 
 def test_a_prompt_without_a_shell_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a tool called bash; the prompt offers \['read'\]"):
-        demonstrate(prompt_of("Read mail.txt.", [OTHER]))
+        demonstrate(prompt_of("Read note.txt.", [OTHER]))
 
 
 def test_a_prompt_without_a_task_is_refused() -> None:
-    with pytest.raises(ValueError, match="names the file of an office task"):
+    with pytest.raises(ValueError, match="no office task"):
         demonstrate(prompt_of("Hello.", [NESTED]))
 
 
 def test_a_text_without_a_cue_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"nothing in 'Hm\.' points to an answer"):
-        demonstrate(prompt_of("Read mail.txt.", [NESTED], ("", "Hm.")))
+    with pytest.raises(ValueError, match=r"nothing in 'Hm\.' points to a folder"):
+        demonstrate(prompt_of("Read note.txt.", [NESTED], ("", "Hm.")))

@@ -4,13 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
+
 from mixharness import ComponentConfig, GroupKey, Rollout, Task, Workspace
 from mixharness_office import verifier
 from mixharness_office.tasks import OfficeTasks, OfficeTasksConfig
 from mixharness_office.verifier import OfficeVerifier
 
 README = Path(__file__).parents[1] / "README.md"
-TASK = next(OfficeTasks(OfficeTasksConfig(skills=("triage",))).tasks())
+TASK = next(OfficeTasks(OfficeTasksConfig(skills=("topic",))).tasks())
 RESULT = next(name for name, text in TASK.answer["files"].items() if text)
 FOLDERS = sorted(name.removesuffix("/.keep") for name in TASK.files if name.endswith("/.keep"))
 
@@ -43,7 +44,7 @@ async def test_an_empty_workspace_scores_zero(tmp_path: Path) -> None:
 
 
 async def test_a_copy_in_every_folder_scores_zero(tmp_path: Path) -> None:
-    copies = {f"{folder}/ticket.txt": TASK.files["ticket.txt"] for folder in FOLDERS}
+    copies = {f"{folder}/note.txt": TASK.files["note.txt"] for folder in FOLDERS}
     assert await grade(tmp_path, {**TASK.answer["files"], **copies}) == 0.0
 
 
@@ -51,19 +52,12 @@ async def test_leaving_the_original_scores_zero(tmp_path: Path) -> None:
     assert await grade(tmp_path, {**TASK.files, **TASK.answer["files"]}) == 0.0
 
 
-async def test_an_emptied_ticket_scores_zero(tmp_path: Path) -> None:
+async def test_an_emptied_note_scores_zero(tmp_path: Path) -> None:
     assert await grade(tmp_path, {**TASK.answer["files"], RESULT: ""}) == 0.0
 
 
 async def test_an_extra_file_scores_zero(tmp_path: Path) -> None:
     assert await grade(tmp_path, {**TASK.answer["files"], "notes.txt": "x"}) == 0.0
-
-
-async def test_all_answers_in_the_file_score_zero(tmp_path: Path) -> None:
-    task = next(OfficeTasks(OfficeTasksConfig(skills=("approval",))).tasks())
-    lines = "\n".join(["finance", "legal", "safety", "kitchen", "facilities", "marketing"])
-    text = task.files["request.txt"] + lines
-    assert await grade(tmp_path, {"request.txt": text}, task) == 0.0
 
 
 def test_the_readme_shows_this_verifier() -> None:

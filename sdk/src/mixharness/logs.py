@@ -35,18 +35,19 @@ def setup_logs(level: str = "warning") -> None:
 
 @contextmanager
 def logs_to(run_dir: Path, level: str = "info") -> Iterator[Path]:
-    """Send events to `events.jsonl` in the run folder; on leaving, to stderr again.
+    """Send events to `events.jsonl` in the run folder; on leaving, to where they went before.
 
     A resumed run appends. Yields the file's path.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
+    before = structlog.get_config()
     path = run_dir / EVENTS_FILE
     with path.open("a", encoding="utf-8", buffering=1) as file:
         _configure(level, structlog.processors.JSONRenderer(default=str), file)
         try:
             yield path
         finally:
-            setup_logs()
+            structlog.configure(**before)
 
 
 def _configure(level: str, renderer: structlog.typing.Processor, out: TextIO) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
+
 from mixharness.builtin.byte_tokenizer import byte_tokenizer
 from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine
 from mixharness.component import ComponentConfig

@@ -2,6 +2,7 @@ import anthropic
 import httpx2
 import orjson
 import pytest
+
 from mixharness.proxy.chat import Answer, ChatMessage, ToolCall
 from mixharness.proxy.dialects import BadRequest
 from mixharness.proxy.dialects.anthropic_messages import AnthropicMessages

@@ -2,6 +2,7 @@ import httpx
 import openai
 import orjson
 import pytest
+
 from mixharness.proxy.chat import Answer, ChatMessage, ToolCall
 from mixharness.proxy.dialects import BadRequest
 from mixharness.proxy.dialects.openai_chat import OpenAIChat

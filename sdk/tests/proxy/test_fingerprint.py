@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+
 from mixharness.proxy.chat import ChatMessage, ChatRequest, Tool, ToolCall
 from mixharness.proxy.fingerprint import Fingerprinter, chain, first_difference, tool_defaults
 from mixharness.proxy.rules import MatchRule

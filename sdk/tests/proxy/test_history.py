@@ -2,6 +2,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mixharness.builtin.byte_tokenizer import byte_tokenizer
 from mixharness.engine import EngineTokenizer, Generation
 from mixharness.harness import CallIdentity

@@ -1,4 +1,5 @@
 import pytest
+
 from mixharness.proxy.bodies import KEY_FRAME_EVERY, Body, BodyWriter, read_bodies
 from mixharness.proxy.log import BODIES, CALLS, CallLog, read_calls
 from mixharness.types import Delivery, ModelCall, VersionSpan

@@ -3,6 +3,7 @@ import socket
 import anyio
 import httpx
 import pytest
+
 from mixharness.builtin.byte_tokenizer import byte_tokenizer
 from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine
 from mixharness.errors import ConfigError

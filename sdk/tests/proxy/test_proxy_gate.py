@@ -1,5 +1,6 @@
 import anyio
 import pytest
+
 from mixharness.proxy.gate import Gate
 
 

@@ -2,6 +2,7 @@ import time
 
 import anyio
 import pytest
+
 from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine
 from mixharness.proxy.app import ProxySettings
 from mixharness.types import Delivery

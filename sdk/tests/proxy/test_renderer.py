@@ -1,10 +1,11 @@
 import pytest
+from tokenizers import Tokenizer, models
+
 from mixharness.builtin.byte_tokenizer import byte_tokenizer
 from mixharness.engine import EngineTokenizer
 from mixharness.errors import TemplateError
 from mixharness.proxy.chat import ChatMessage, Tool, ToolCall
 from mixharness.proxy.renderer import ChatRenderer
-from tokenizers import Tokenizer, models
 
 TOKENIZER = byte_tokenizer()
 USER = ChatMessage(role="user", content="Go.")

@@ -3,6 +3,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mixharness.proxy.tool_arguments import sampled_arguments
 
 JSON = st.recursive(

@@ -14,13 +14,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import torch
-from mixharness.errors import ConfigError
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from mixharness.errors import ConfigError
 
 if TYPE_CHECKING:
     from mixharness_trainer.packing import Row

@@ -26,9 +26,7 @@ _CONTROL = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
 def train_bpe(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
     """Train a byte-level BPE that any text passes through unchanged.
 
-    Each distinct line between control tokens counts once, however many prompts repeat it:
-    otherwise tool descriptions, which stand in all of them, use up the vocabulary. Merges stay
-    within words. The result depends on the set of lines alone.
+    Merges stay within words and never cross a control token.
 
     Args:
         texts: rendered conversations, control tokens included.
@@ -40,9 +38,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
     smallest = len(CONTROL_TOKENS) + 256
     if vocab_size < smallest:
         raise ValueError(f"vocab_size must be at least {smallest}, got {vocab_size}")
-    lines = {
-        line for text in texts for part in _CONTROL.split(text) for line in part.splitlines(True)
-    }
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -53,5 +48,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
         special_tokens=list(CONTROL_TOKENS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    tokenizer.train_from_iterator(sorted(lines), trainer)
+    parts = (part for text in texts for part in _CONTROL.split(text))
+    tokenizer.train_from_iterator(parts, trainer)
     return tokenizer

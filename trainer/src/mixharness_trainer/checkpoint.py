@@ -15,11 +15,11 @@ from typing import Any
 
 import structlog
 import torch
-from mixharness.errors import ConfigError
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mixharness.errors import ConfigError
 from mixharness_trainer.policy import Policy, optimizer_state
 
 log = structlog.get_logger()

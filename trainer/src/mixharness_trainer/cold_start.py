@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -87,7 +87,10 @@ async def _play(
             renderer=job.policy.renderer,
         )
     )
-    async with open_run(job.config, job.registry, job.run_dir / "cold_start", engine) as run:
+    # A turn is never cut: the byte tokenizer of the capture needs many times the tokens.
+    sampling = job.config.sampling.model_copy(update={"max_tokens": engine.config.context})
+    config = replace(job.config, sampling=sampling)
+    async with open_run(config, job.registry, job.run_dir / "cold_start", engine) as run:
         tasks = run.tasks["cold_start"]
         if not tasks:
             message = '[cold_start] needs tasks: a [[task_source]] with use = "cold_start"'

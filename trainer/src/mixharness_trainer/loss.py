@@ -14,8 +14,9 @@ from typing import Literal, get_args
 
 import structlog
 import torch
-from mixharness.errors import ConfigError, MixHarnessError
 from torch import Tensor
+
+from mixharness.errors import ConfigError, MixHarnessError
 
 log = structlog.get_logger()
 

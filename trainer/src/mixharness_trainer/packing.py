@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
-from mixharness.tree.tokens import merge_trees
-from mixharness.types import TokenNode, TokenTree
 from torch import Tensor
 
+from mixharness.tree.tokens import merge_trees
+from mixharness.types import TokenNode, TokenTree
 from mixharness_trainer.attention import Layout
 
 ANY_VERSION = -1

@@ -16,9 +16,11 @@ from typing import Any
 import anyio
 import structlog
 import torch
+import transformers
 from mixharness.assemble import build
 from mixharness.config import RunConfig
 from mixharness.errors import ConfigError
+from mixharness.interrupt import run_interruptible
 from mixharness.logs import logs_to
 from mixharness.optimizer import Optimizer
 from mixharness.plugins import Registry
@@ -45,9 +47,10 @@ def run_training(config: RunConfig, registry: Registry, run_dir: Path) -> None:
     if run_dir.exists():
         run_dir.rename(_free_name(run_dir))
     run_dir.mkdir(parents=True)
+    transformers.logging.disable_progress_bar()  # the run has one of its own
     console = Console()
     with logs_to(run_dir):
-        summary = anyio.run(train, config, registry, run_dir)
+        summary = run_interruptible(train(config, registry, run_dir))
     console.print(summary_table(summary))
     console.print(f"{run_dir / 'report.html'}", highlight=False)
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import structlog
 import torch
-from mixharness.errors import ConfigError
-from mixharness.optimizer import Edges, Optimizer
-from mixharness.types import RolloutGroup
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mixharness.errors import ConfigError
+from mixharness.optimizer import Edges, Optimizer
+from mixharness.types import RolloutGroup
 from mixharness_trainer.edges import edge_values
 from mixharness_trainer.loss import GroupCounts, gap_metrics, token_weights
 from mixharness_trainer.packing import Member, PackedBatch, pack

@@ -8,9 +8,9 @@ from typing import Any
 
 import anyio
 import structlog
+
 from mixharness.engine import InferenceEngine
 from mixharness.proxy.gate import Gate
-
 from mixharness_trainer.policy import Policy
 
 log = structlog.get_logger()

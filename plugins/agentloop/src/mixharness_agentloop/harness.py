@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from mixharness import ComponentConfig, Harness, HarnessExit, Session
 from pydantic import Field
 
+from mixharness import ComponentConfig, Harness, HarnessExit, Session
 from mixharness_agentloop.client import ChatClient, ContextOverflow
 from mixharness_agentloop.tools import TOOLS, Toolbox
 

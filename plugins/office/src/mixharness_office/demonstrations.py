@@ -10,10 +10,10 @@ import hashlib
 import json
 import re
 
-from mixharness_office.words import Skill, load_words
+from mixharness_office.words import NOTE, REGISTER, load_words
 
 ACCURACY = 0.35
-"""How often the untrained clerk is right; a guess among six would be 0.17."""
+"""How often the untrained clerk is right; a guess among five would be 0.2."""
 
 _USER = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
 _RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
@@ -41,26 +41,23 @@ def demonstrate_expert(prompt_text: str) -> str:
 
 
 def _next_turn(prompt_text: str, accuracy: float) -> str:
-    skill, responses = _conversation(prompt_text)
+    responses = _responses(prompt_text)
     if len(responses) >= 2:
         return "Done."
-    remark, command = "", f"cat {skill.file}"
+    command = f"cat {NOTE}"
     if responses:
-        cue, answer = _choose(skill, responses[0].strip(), accuracy)
-        # A thought in words: the cue is found here, the answer then follows from what was said.
-        remark, command = f"The {cue}.\n", skill.command.format(answer=answer)
+        cue, folder = _choose(responses[0].strip(), accuracy)
+        command = f"echo {cue} {folder} > {REGISTER}"
     call = {"name": _shell_tool(prompt_text), "arguments": {"command": command}}
-    return f"{remark}<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
-def _conversation(prompt_text: str) -> tuple[Skill, list[str]]:
-    """Return the skill that the last request asks for, and the tool results since then."""
+def _responses(prompt_text: str) -> list[str]:
+    """Return the tool results since the last request."""
     requests = [m for m in _USER.finditer(prompt_text) if "<tool_response>" not in m[1]]
-    for match in reversed(requests):
-        for skill in load_words().skill.values():
-            if skill.file in match[1]:
-                return skill, _RESPONSE.findall(prompt_text, match.end())
-    raise ValueError("no user message names the file of an office task")
+    if not requests or NOTE not in requests[-1][1]:
+        raise ValueError(f"the last user message does not speak of {NOTE}: no office task")
+    return _RESPONSE.findall(prompt_text, requests[-1].end())
 
 
 def _shell_tool(prompt_text: str) -> str:
@@ -73,12 +70,12 @@ def _shell_tool(prompt_text: str) -> str:
     raise ValueError(f"the clerk needs a tool called bash; the prompt offers {names}")
 
 
-def _choose(skill: Skill, text: str, accuracy: float) -> tuple[str, str]:
-    """Return the cue in the text, and the answer that the clerk takes it for."""
-    decision = skill.decide(text)
+def _choose(text: str, accuracy: float) -> tuple[str, str]:
+    """Return the cue in the text, and the folder that the clerk takes it for."""
+    decision = load_words().decide(text)
     if decision is None:
-        raise ValueError(f"nothing in {text!r} points to an answer")
-    cue, right = decision
+        raise ValueError(f"nothing in {text!r} points to a folder")
+    skill, cue, right = decision
     chance = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
     if chance / 2**64 < accuracy:
         return cue, right

@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from mixharness import ComponentConfig, Task, TaskSource
 from pydantic import Field, field_validator
 
-from mixharness_office.words import Skill, Split, Wording, load_words
+from mixharness import ComponentConfig, Task, TaskSource
+from mixharness_office.words import NOTE, REGISTER, Skill, Split, Wording, load_words
 
 _MAX_REDRAWS = 1000
 
@@ -22,7 +22,7 @@ class OfficeTasksConfig(ComponentConfig):
     count: int = Field(default=120, ge=1)
     """Number of tasks; about 15,000 per skill can differ."""
     seed: int = 0
-    skills: tuple[str, ...] = ("triage", "approval", "reply")
+    skills: tuple[str, ...] = ("topic", "unit", "reply")
     """Taken in turn, one task each."""
 
     @field_validator("skills")
@@ -54,15 +54,14 @@ class OfficeTasks(TaskSource[OfficeTasksConfig]):
         seen: set[str] = set()
         for index in range(config.count):
             name = config.skills[index % len(config.skills)]
-            skill = words.skill[name]
             answer, cue = next(decks[name])
-            prompt = rng.choice(wording.prompts.get(name) or wording.prompts["any"])
+            prompt = rng.choice(wording.prompts).replace("{kind}", name)
             yield Task(
                 id=f"office-{config.split}-{config.seed}-{index:05d}-{name}",
-                prompt=prompt.format(file=skill.file, **_names(wording, rng)),
+                prompt=_fill(prompt, wording, rng),
                 verifier="office",
                 metadata={"skill": name},
-                **_files(skill, answer, _new_text(wording, cue, rng, seen)),
+                **_files(cue, answer, _new_text(wording, cue, rng, seen)),
             )
 
 
@@ -75,20 +74,25 @@ def _deal(skill: Skill, rng: random.Random) -> Iterator[tuple[str, str]]:
 
 def _new_text(wording: Wording, cue: str, rng: random.Random, seen: set[str]) -> str:
     for _ in range(_MAX_REDRAWS):
-        text = rng.choice(wording.templates).format(cue=cue, **_names(wording, rng)) + "\n"
+        text = _fill(rng.choice(wording.templates).replace("{cue}", cue), wording, rng) + "\n"
         if text not in seen:
             seen.add(text)
             return text
     raise ValueError("`count` is more than there are different tasks in this split")
 
 
-def _names(wording: Wording, rng: random.Random) -> dict[str, str]:
-    return {"person": rng.choice(wording.persons), "firm": rng.choice(wording.firms)}
+def _fill(template: str, wording: Wording, rng: random.Random) -> str:
+    """Put a fresh phrase or name into each slot; asides may hold slots of their own."""
+    slots = (("{aside}", wording.asides), ("{person}", wording.persons), ("{firm}", wording.firms))
+    for slot, choices in slots:
+        while slot in template:
+            template = template.replace(slot, rng.choice(choices), 1)
+    return template[0].upper() + template[1:]
 
 
-def _files(skill: Skill, answer: str, text: str) -> dict[str, Any]:
+def _files(cue: str, answer: str, text: str) -> dict[str, Any]:
     """Return the workspace before, and the one that the verifier wants to see after."""
-    # A folder exists only with a file in it.
-    folders = {f"{a}/.keep": "" for a in skill.cues} if skill.folders else {}
-    after = {skill.result.format(answer=answer): text + skill.appended.format(answer=answer)}
-    return {"files": {skill.file: text, **folders}, "answer": {"files": {**after, **folders}}}
+    return {
+        "files": {NOTE: text},
+        "answer": {"files": {NOTE: text, REGISTER: f"{cue} {answer}"}},
+    }

@@ -13,6 +13,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+NOTE, REGISTER = "note.txt", "register.txt"
+"""The file to read, and the one to write a line into: the note's subject and its folder."""
+
 Split = Literal["train", "held_out", "cold_start"]
 
 
@@ -21,38 +24,21 @@ class _Frozen(BaseModel):
 
 
 class Skill(_Frozen):
-    """One kind of office work: read a file, decide on one of six answers, act on the file.
+    """One way to sort the note: the folders, and the words that point to each."""
 
-    `{answer}` in `command`, `result` and `appended` stands for the chosen answer.
-    """
-
-    file: str
-    """The file to read, and the only one that the prompt names."""
-    command: str
-    """The shell command that does the work."""
-    result: str
-    """Where the file is afterwards."""
-    appended: str = ""
-    """The line the file has gained; empty for none."""
-    folders: bool = False
-    """Whether the workspace has one folder per answer."""
     cues: dict[str, tuple[str, ...]]
-    """Answer to the words that point to it."""
-
-    def decide(self, text: str) -> tuple[str, str] | None:
-        """Return the last cue word in `text` and the answer it points to, or None without any."""
-        answers = {cue: answer for answer, cues in self.cues.items() for cue in cues}
-        found = [word for word in re.findall(r"\w+", text.lower()) if word in answers]
-        return (found[-1], answers[found[-1]]) if found else None
+    """Folder to cue words; no cue belongs to two folders of any skill."""
 
 
 class Wording(_Frozen):
     """The names and sentences of one split."""
 
-    prompts: dict[str, tuple[str, ...]]
-    """Skill to prompts; those under `any` are for every skill, with `{file}` and names to fill in."""
+    prompts: tuple[str, ...]
+    """Each has a slot for the skill's name."""
     persons: tuple[str, ...]
     firms: tuple[str, ...]
+    asides: tuple[str, ...] = ()
+    """Phrases that say nothing, for prompts and templates that have a slot for them."""
     templates: tuple[str, ...]
 
 
@@ -61,6 +47,17 @@ class Words(_Frozen):
 
     skill: dict[str, Skill]
     wording: dict[Split, Wording]
+
+    def decide(self, text: str) -> tuple[Skill, str, str] | None:
+        """Return the last cue word in `text` with its skill and folder, as (skill, cue, folder)."""
+        pointers = {
+            cue: (skill, cue, folder)
+            for skill in self.skill.values()
+            for folder, cues in skill.cues.items()
+            for cue in cues
+        }
+        found = [word for word in re.findall(r"\w+", text.lower()) if word in pointers]
+        return pointers[found[-1]] if found else None
 
 
 @cache

@@ -14,6 +14,11 @@ from typing import Any
 
 import structlog
 import torch
+from pydantic import Field
+from transformers import PreTrainedModel
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
+from transformers.generation.continuous_batching.requests import GenerationOutput
+
 from mixharness.component import ComponentConfig
 from mixharness.engine import (
     EngineTokenizer,
@@ -24,11 +29,6 @@ from mixharness.engine import (
 )
 from mixharness.errors import EngineError
 from mixharness.types import VersionSpan
-from pydantic import Field
-from transformers import PreTrainedModel
-from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
-from transformers.generation.continuous_batching.requests import GenerationOutput
-
 from mixharness_trainer.engines import hf_model
 
 log = structlog.get_logger()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mixharness.errors import EngineError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -29,6 +28,7 @@ from transformers.generation.continuous_batching.utils import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+from mixharness.errors import EngineError
 from mixharness_trainer.engines import packed_attention
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h

@@ -9,11 +9,12 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from pydantic import Field
+
 from mixharness.component import ComponentConfig
 from mixharness.errors import ConfigError
 from mixharness.optimizer import Edges, LossOutput, Optimizer
 from mixharness.types import RolloutGroup
-from pydantic import Field
 
 if TYPE_CHECKING:
     from torch import Tensor

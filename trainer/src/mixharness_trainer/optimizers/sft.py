@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from pydantic import Field
+
 from mixharness.component import ComponentConfig
 from mixharness.optimizer import Edges, LossOutput, Optimizer
 from mixharness.types import RolloutGroup
-from pydantic import Field
 
 
 class SftConfig(ComponentConfig):
