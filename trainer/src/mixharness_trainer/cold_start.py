@@ -121,10 +121,15 @@ def _imitate(job: ColdStart, demonstrations: Sequence[Rollout]) -> None:
     settings = UpdateSettings()
     batches = list(_batches(groups, table, random.Random(job.config.seed)))
     for number, batch in enumerate(batches):
-        policy.set_lr(table.lr * (1 - number / len(batches)))
+        policy.set_lr(table.lr * _schedule(number, len(batches)))
         metrics = update(policy, batch, optimizer, settings)
         log.info("cold_start_update", update=number + 1, of=len(batches), loss=metrics["loss"])
     policy.save(job.folder)
+
+
+def _schedule(number: int, total: int) -> float:
+    """Return the share of the peak learning rate: up over ten updates, level, down from 60 % on."""
+    return min(1.0, (number + 1) / 10, (1 - number / total) / 0.4)
 
 
 def _batches(

@@ -31,7 +31,7 @@ class TrainerTable(Table):
     tasks_per_step: int = Field(4, gt=0)
     """Tasks drawn per step; each is tried `group_size` times in every harness."""
     group_size: int = Field(8, gt=0)
-    lr: float = Field(1e-3, ge=0.0)
+    lr: float = Field(5e-4, ge=0.0)
     """Learning rate of AdamW; 0 runs everything and changes nothing."""
     weight_decay: float = Field(0.0, ge=0.0)
     max_grad_norm: float = Field(1.0, gt=0.0)
@@ -57,18 +57,19 @@ class ColdStartTable(Table):
 
     script: str
     """`module:attribute` of a demonstrator: prompt text in, assistant turn out."""
-    captures: int = Field(4, gt=0)
+    captures: int = Field(40, gt=0)
     """Cold-start tasks whose prompts the tokenizer is trained on."""
-    vocab_size: int = Field(1024, ge=300)
+    vocab_size: int = Field(2048, ge=300)
     layers: int = Field(4, gt=0)
     hidden: int = Field(128, gt=0)
     heads: int = Field(4, gt=0)
     kv_heads: int = Field(1, gt=0)
     intermediate: int = Field(384, gt=0)
-    epochs: int = Field(4, gt=0)
+    epochs: int = Field(8, gt=0)
     groups_per_step: int = Field(8, gt=0)
     """(task, harness) pairs of one SFT update."""
-    lr: float = Field(2e-3, gt=0.0)
+    lr: float = Field(3e-3, gt=0.0)
+    """Peak: ten updates up, level, and down to nothing over the last 40 %."""
     pass_threshold: float = Field(0.0, ge=0.0, le=1.0)
     """Demonstrations that score less are not imitated; 0 imitates mistakes too."""
 

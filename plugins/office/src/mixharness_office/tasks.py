@@ -74,7 +74,8 @@ def _deal(skill: Skill, rng: random.Random) -> Iterator[tuple[str, str]]:
 
 def _new_text(wording: Wording, cue: str, rng: random.Random, seen: set[str]) -> str:
     for _ in range(_MAX_REDRAWS):
-        text = _fill(rng.choice(wording.templates).replace("{cue}", cue), wording, rng) + "\n"
+        sentence = _fill(rng.choice(wording.templates).replace("{cue}", cue), wording, rng)
+        text = f"{cue}: {sentence}\n{cue}\n"
         if text not in seen:
             seen.add(text)
             return text
