@@ -9,11 +9,11 @@ from mixharness import ComponentConfig, GroupKey, Rollout, Task, Workspace
 from mixharness_office import verifier
 from mixharness_office.tasks import OfficeTasks, OfficeTasksConfig
 from mixharness_office.verifier import OfficeVerifier
+from mixharness_office.words import NOTE, REGISTER, load_words
 
 README = Path(__file__).parents[1] / "README.md"
 TASK = next(OfficeTasks(OfficeTasksConfig(skills=("topic",))).tasks())
-RESULT = next(name for name, text in TASK.answer["files"].items() if text)
-FOLDERS = sorted(name.removesuffix("/.keep") for name in TASK.files if name.endswith("/.keep"))
+FOLDERS = sorted(load_words().skill["topic"].cues)
 
 pytestmark = pytest.mark.anyio
 
@@ -43,17 +43,23 @@ async def test_an_empty_workspace_scores_zero(tmp_path: Path) -> None:
     assert await grade(tmp_path, {}) == 0.0
 
 
-async def test_a_copy_in_every_folder_scores_zero(tmp_path: Path) -> None:
-    copies = {f"{folder}/note.txt": TASK.files["note.txt"] for folder in FOLDERS}
-    assert await grade(tmp_path, {**TASK.answer["files"], **copies}) == 0.0
+async def test_a_register_with_every_folder_scores_zero(tmp_path: Path) -> None:
+    cue = TASK.answer["files"][REGISTER].split()[0]
+    lines = "\n".join(f"{cue} {folder}" for folder in FOLDERS)
+    assert await grade(tmp_path, {**TASK.files, REGISTER: lines}) == 0.0
 
 
-async def test_leaving_the_original_scores_zero(tmp_path: Path) -> None:
-    assert await grade(tmp_path, {**TASK.files, **TASK.answer["files"]}) == 0.0
+async def test_the_folder_without_the_subject_scores_zero(tmp_path: Path) -> None:
+    folder = TASK.answer["files"][REGISTER].split()[1]
+    assert await grade(tmp_path, {**TASK.files, REGISTER: folder}) == 0.0
+
+
+async def test_a_lost_note_scores_zero(tmp_path: Path) -> None:
+    assert await grade(tmp_path, {REGISTER: TASK.answer["files"][REGISTER]}) == 0.0
 
 
 async def test_an_emptied_note_scores_zero(tmp_path: Path) -> None:
-    assert await grade(tmp_path, {**TASK.answer["files"], RESULT: ""}) == 0.0
+    assert await grade(tmp_path, {**TASK.answer["files"], NOTE: ""}) == 0.0
 
 
 async def test_an_extra_file_scores_zero(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import orjson
@@ -28,6 +29,7 @@ from mixharness.rollout.store import RunStore, write_atomically
 from mixharness.rollout.types import HarnessSlot, RolloutRequest, Runner, RunnerSettings
 from mixharness.sandbox import SandboxBackend
 from mixharness.tracker import Tracker
+from mixharness.tree.audit import HarnessAudit, audit
 from mixharness.types import Rollout, Task
 from mixharness.verifier import Verifier
 
@@ -232,6 +234,23 @@ def load_rollouts(run_dir: Path) -> list[Rollout]:
     if not rollouts:
         raise ConfigError(str(run_dir), [("rollouts", "no finished rollout in this folder")])
     return rollouts
+
+
+def audit_run(run_dir: Path) -> dict[str, HarnessAudit]:
+    """Return the audit of a run folder by harness label, log-prob gap included.
+
+    Raises:
+        ConfigError: it holds no finished rollout.
+    """
+    metrics = run_dir / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines() if metrics.exists() else []
+    steps = [orjson.loads(line) for line in lines]
+    audits = audit(load_rollouts(run_dir))
+    for label, found in audits.items():
+        key = f"logp_gap/mean_abs/{label}"
+        gaps = [step[key] for step in steps if key in step]
+        audits[label] = replace(found, logp_gap=fmean(gaps) if gaps else None)
+    return audits
 
 
 async def _validate(

@@ -55,7 +55,7 @@ class OfficeTasks(TaskSource[OfficeTasksConfig]):
         for index in range(config.count):
             name = config.skills[index % len(config.skills)]
             answer, cue = next(decks[name])
-            prompt = rng.choice(wording.prompts).replace("{kind}", name)
+            prompt = rng.choice(wording.prompts).replace("{kind}", wording.kinds[name])
             yield Task(
                 id=f"office-{config.split}-{config.seed}-{index:05d}-{name}",
                 prompt=_fill(prompt, wording, rng),
@@ -75,7 +75,7 @@ def _deal(skill: Skill, rng: random.Random) -> Iterator[tuple[str, str]]:
 def _new_text(wording: Wording, cue: str, rng: random.Random, seen: set[str]) -> str:
     for _ in range(_MAX_REDRAWS):
         sentence = _fill(rng.choice(wording.templates).replace("{cue}", cue), wording, rng)
-        text = f"{cue}: {sentence}\n{cue}\n"
+        text = f"{cue}: {sentence.removesuffix('.')}, {cue}.\n"
         if text not in seen:
             seen.add(text)
             return text

@@ -9,7 +9,7 @@ class OfficeVerifier(Verifier[ComponentConfig]):
     name = "office"
 
     async def score(self, task: Task, rollout: Rollout, workspace: Workspace) -> Score:
-        """Compare all visible files; a copy in every folder is as wrong as none."""
+        """Compare all visible files; a line for every folder is as wrong as none."""
         found = {
             name: (workspace.read(name) or "").split()
             for name in workspace.list()

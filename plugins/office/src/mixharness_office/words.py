@@ -33,8 +33,10 @@ class Skill(_Frozen):
 class Wording(_Frozen):
     """The names and sentences of one split."""
 
+    kinds: dict[str, str]
+    """Skill to what it is called in this split's prompts."""
     prompts: tuple[str, ...]
-    """Each has a slot for the skill's name."""
+    """Each has a slot for one of `kinds`."""
     persons: tuple[str, ...]
     firms: tuple[str, ...]
     asides: tuple[str, ...] = ()

@@ -103,10 +103,9 @@ def audit(
     as_json: options.AsJson = False,
 ) -> None:
     """Show per harness how faithfully a run was recorded."""
-    from mixharness.runs import load_rollouts
-    from mixharness.tree.audit import audit as audit_rollouts
+    from mixharness.runs import audit_run
 
-    show.audit(audit_rollouts(load_rollouts(run_dir)), as_json)
+    show.audit(audit_run(run_dir), as_json)
 
 
 def reap(

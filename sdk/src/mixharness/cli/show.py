@@ -79,7 +79,9 @@ def _short(value: Any) -> object:
         return ", ".join(f"{key} {_short(item)}" for key, item in value.items()) or "-"
     if value is None:
         return "-"
-    return f"{value:.3f}" if isinstance(value, float) else value
+    if isinstance(value, float):
+        return f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.3f}"
+    return value
 
 
 @contextmanager

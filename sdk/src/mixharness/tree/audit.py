@@ -47,6 +47,8 @@ class HarnessAudit:
     """Tokens that the first prompts of a group share, mean over groups of two or more."""
     failures: Mapping[str, int]
     """Rollouts by kind of failure, those dropped for excessive forks included."""
+    logp_gap: float | None = None
+    """Mean |log π_trainer - log π_rollout| over the steps of training; None without training."""
 
 
 @dataclass(frozen=True, slots=True)
