@@ -9,6 +9,7 @@ import pytest
 
 from mixharness import errors, hookspecs
 from mixharness.cli.main import build_app
+from mixharness.config import load_run_file
 from mixharness.plugins import KINDS, load_plugins
 from mixharness.testing import contracts
 from mixharness.types import FailureKind
@@ -74,3 +75,15 @@ def test_make_targets_and_commands_that_pages_name_exist(page: Path) -> None:
     commands |= {group.name for group in app.registered_groups}
     for command in re.findall(r"`mixharness ([a-z]+)", text):
         assert command in commands, command
+
+
+def test_the_readme_shows_the_verifier_of_the_quickstart() -> None:
+    source = ROOT / "plugins/office/src/mixharness_office/verifier.py"
+    assert f"```python\n{source.read_text()}```" in (ROOT / "README.md").read_text()
+    assert len(source.read_text().split("\n\n\n")[1].splitlines()) <= 20
+
+
+def test_the_run_files_that_pages_name_are_right() -> None:
+    registry = load_plugins()
+    for file in (ROOT / "configs").glob("*.toml"):
+        assert load_run_file(file, registry).harnesses

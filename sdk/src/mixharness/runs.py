@@ -19,7 +19,7 @@ import structlog
 from mixharness.assemble import build, build_harness_slots, build_verifiers, load_tasks
 from mixharness.config import RunConfig
 from mixharness.engine import InferenceEngine
-from mixharness.errors import ConfigError
+from mixharness.errors import ConfigError, EngineError, boundary
 from mixharness.logs import logs_to
 from mixharness.plugins import Registry, describe
 from mixharness.proxy.admission import ProxySettings
@@ -97,7 +97,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
+class Parts:
     """All parts of a run, built and not started."""
 
     slots: Sequence[HarnessSlot]
@@ -108,15 +108,22 @@ class _Parts:
     trackers: Trackers
 
 
-async def _build(
-    config: RunConfig, registry: Registry, engine: InferenceEngine[Any] | None
-) -> _Parts:
+async def build_parts(
+    config: RunConfig, registry: Registry, engine: InferenceEngine[Any] | None = None
+) -> Parts:
+    """Build and check everything that can be wrong before anything is started.
+
+    Raises:
+        ConfigError: tasks or verifiers do not fit the run file.
+        PluginError: the constructor of a part raised.
+        ProgramMissingError: harness programs are not installed.
+    """
     slots = build_harness_slots(config, registry)
     tasks = load_tasks(config, registry)
     every = [task for group in tasks.values() for task in group]
     verifiers = build_verifiers(config, registry, (task.verifier for task in every))
     await _validate(config, verifiers, every)
-    return _Parts(
+    return Parts(
         slots=slots,
         tasks=tasks,
         verifiers=verifiers,
@@ -144,11 +151,12 @@ async def open_run(
         engine: used instead of the run file's, and started and stopped here.
 
     Raises:
-        ConfigError: tasks, verifiers or the folder do not fit the run file.
+        ConfigError: tasks, verifiers or the folder do not fit the run file, or the engine does not
+            start.
         ProgramMissingError: harness programs are not installed.
         TemplateError: no renderer bridges the engine's chat template.
     """
-    parts = await _build(config, registry, engine)
+    parts = await build_parts(config, registry, engine)
     _claim(config, run_dir)
     async with AsyncExitStack() as stack:
         stack.enter_context(logs_to(run_dir))
@@ -156,7 +164,7 @@ async def open_run(
         if reaped:
             log.warning("sandboxes_reaped", count=reaped)
         stack.push_async_callback(parts.engine.stop)
-        await parts.engine.start()
+        await _start(parts.engine, config)
         proxy = Proxy(parts.engine, _proxy_settings(config))
         stack.push_async_callback(proxy.stop)
         await proxy.start(port=config.rollout.port)
@@ -264,6 +272,15 @@ async def _validate(
             problems.append((f"task {task.id}", describe(exc)))
     if problems:
         raise ConfigError(str(config.path), problems[:20])
+
+
+async def _start(engine: InferenceEngine[Any], config: RunConfig) -> None:
+    try:
+        with boundary(EngineError, f"engine {engine.name!r} does not start"):
+            await engine.start()
+    except EngineError as exc:
+        log.error("engine_start_failed", engine=engine.name, exc_info=True)
+        raise ConfigError(str(config.path), [("engine", str(exc))]) from exc
 
 
 def _claim(config: RunConfig, run_dir: Path) -> None:

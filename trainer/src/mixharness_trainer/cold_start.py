@@ -7,6 +7,7 @@ that improves the policy afterwards is train.py's.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import anyio
 import structlog
+
 from mixharness.builtin.byte_tokenizer import byte_tokenizer
 from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine
 from mixharness.config import RunConfig
@@ -22,7 +24,6 @@ from mixharness.plugins import Registry
 from mixharness.runs import collect_rollouts, open_run
 from mixharness.tree import prompt_ids
 from mixharness.types import Rollout, RolloutGroup
-
 from mixharness_trainer.bpe import train_bpe
 from mixharness_trainer.groups import group_rollouts
 from mixharness_trainer.optimizers.sft import Sft, SftConfig
@@ -55,7 +56,7 @@ async def cold_start(job: ColdStart) -> Path:
     """Make the policy and return its folder.
 
     Raises:
-        ConfigError: the run file has no tasks for it, or no demonstration is fit to imitate.
+        ConfigError: no demonstration is fit to imitate.
     """
     table = job.table
     shape = PolicyShape(
@@ -72,7 +73,11 @@ async def cold_start(job: ColdStart) -> Path:
     )
     new_policy(job.folder, tokenizer, shape, seed=job.config.seed)
     demonstrations = await _play(job, "demonstrations", tokenizer=str(job.folder))
-    await anyio.to_thread.run_sync(_imitate, job, demonstrations)
+    stop = threading.Event()
+    try:
+        await anyio.to_thread.run_sync(_imitate, job, demonstrations, stop)
+    finally:
+        stop.set()  # a cancel leaves the thread behind, and the process would wait for it
     return job.folder
 
 
@@ -91,11 +96,8 @@ async def _play(
     sampling = job.config.sampling.model_copy(update={"max_tokens": engine.config.context})
     config = replace(job.config, sampling=sampling)
     async with open_run(config, job.registry, job.run_dir / "cold_start", engine) as run:
-        tasks = run.tasks["cold_start"]
-        if not tasks:
-            message = '[cold_start] needs tasks: a [[task_source]] with use = "cold_start"'
-            raise ConfigError(str(job.config.path), [("task_source", message)])
-        return await collect_rollouts(run, tasks[:limit], stage, on_done=job.on_done)
+        tasks = run.tasks["cold_start"][:limit]
+        return await collect_rollouts(run, tasks, stage, on_done=job.on_done)
 
 
 async def _captured_texts(job: ColdStart) -> list[str]:
@@ -110,7 +112,7 @@ async def _captured_texts(job: ColdStart) -> list[str]:
     return texts
 
 
-def _imitate(job: ColdStart, demonstrations: Sequence[Rollout]) -> None:
+def _imitate(job: ColdStart, demonstrations: Sequence[Rollout], stop: threading.Event) -> None:
     """Fine-tune the fresh policy on the demonstrations and save it over itself."""
     table = job.table
     policy = Policy.load(job.folder, lr=table.lr)
@@ -121,6 +123,8 @@ def _imitate(job: ColdStart, demonstrations: Sequence[Rollout]) -> None:
     settings = UpdateSettings()
     batches = list(_batches(groups, table, random.Random(job.config.seed)))
     for number, batch in enumerate(batches):
+        if stop.is_set():
+            return
         policy.set_lr(table.lr * _schedule(number, len(batches)))
         metrics = update(policy, batch, optimizer, settings)
         log.info("cold_start_update", update=number + 1, of=len(batches), loss=metrics["loss"])

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import anyio
 import typer
-from mixharness.cli import options
 
+from mixharness.cli import options
 from mixharness_trainer.tables import TABLES
 
 __all__ = ["TABLES", "register_commands"]

@@ -9,7 +9,6 @@ from typing import Any
 
 from mixharness.rollout.types import HarnessSlot
 from mixharness.types import Rollout, RolloutGroup
-
 from mixharness_trainer.groups import Grouped
 
 CONTRAST = 1e-6
@@ -24,7 +23,8 @@ def step_metrics(
     `contrast/<label>` is the share of that harness's groups whose rewards differ; where it is 0,
     `contrast_note/<label>` says why.
     """
-    metrics: dict[str, Any] = {"rollouts": len(rollouts), "calls": sum(len(r.calls) for r in rollouts)}
+    calls = sum(len(rollout.calls) for rollout in rollouts)
+    metrics: dict[str, Any] = {"rollouts": len(rollouts), "calls": calls}
     by_label: dict[str, list[RolloutGroup]] = defaultdict(list)
     for group in grouped.groups:
         by_label[group.key.harness].append(group)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import orjson
+
 from mixharness.rollout.store import write_atomically
 from mixharness.runs import load_rollouts
 from mixharness.stats import paired_difference
 from mixharness.tree.audit import audit
 from mixharness.viewer import write_report
-
 from mixharness_trainer.policy import Policy, optimizer_hash, weight_hash
 
 Scores = dict[str, dict[str, list[float]]]
@@ -61,14 +60,17 @@ def write_summary(run_dir: Path, policy: Policy, outcome: Outcome) -> dict[str, 
 
 
 def _gain(before: dict[str, list[float]], after: dict[str, list[float]]) -> dict[str, Any]:
-    if not before or not after:
-        return {}
-    diff = paired_difference(before, after)
+    """Compare the two evaluations; what was not measured is None."""
+    diff = paired_difference(before, after) if before.keys() & after.keys() else None
     return {
-        "before": fmean(fmean(scores) for scores in before.values()),
-        "after": fmean(fmean(scores) for scores in after.values()),
-        "diff": diff.mean,
-        "diff_low": diff.low,
-        "diff_high": diff.high,
-        "held_out_tasks": diff.n,
+        "before": _mean(before),
+        "after": _mean(after),
+        "diff": diff.mean if diff else None,
+        "diff_low": diff.low if diff else None,
+        "diff_high": diff.high if diff else None,
+        "held_out_tasks": diff.n if diff else 0,
     }
+
+
+def _mean(scores: dict[str, list[float]]) -> float | None:
+    return fmean(fmean(values) for values in scores.values()) if scores else None

@@ -17,9 +17,11 @@ import anyio
 import structlog
 import torch
 import transformers
+from rich.console import Console
+
 from mixharness.assemble import build
 from mixharness.config import RunConfig
-from mixharness.errors import ConfigError
+from mixharness.errors import EngineError
 from mixharness.interrupt import run_interruptible
 from mixharness.logs import logs_to
 from mixharness.optimizer import Optimizer
@@ -27,8 +29,7 @@ from mixharness.plugins import Registry
 from mixharness.runs import Run, collect_rollouts, evaluate, open_run
 from mixharness.types import Rollout, Task
 from mixharness.viewer import RunProgress, summary_table
-from rich.console import Console
-
+from mixharness_trainer.before import check, claim
 from mixharness_trainer.checkpoint import save_checkpoint
 from mixharness_trainer.cold_start import ColdStart, cold_start
 from mixharness_trainer.groups import group_rollouts
@@ -43,14 +44,10 @@ log = structlog.get_logger()
 
 
 def run_training(config: RunConfig, registry: Registry, run_dir: Path) -> None:
-    """Train, and show the result in the terminal. An earlier run in the folder is set aside."""
-    if run_dir.exists():
-        run_dir.rename(_free_name(run_dir))
-    run_dir.mkdir(parents=True)
+    """Train, and show the result in the terminal."""
     transformers.logging.disable_progress_bar()  # the run has one of its own
     console = Console()
-    with logs_to(run_dir):
-        summary = run_interruptible(train(config, registry, run_dir))
+    summary = run_interruptible(train(config, registry, run_dir))
     console.print(summary_table(summary))
     console.print(f"{run_dir / 'report.html'}", highlight=False)
 
@@ -58,22 +55,38 @@ def run_training(config: RunConfig, registry: Registry, run_dir: Path) -> None:
 async def train(config: RunConfig, registry: Registry, run_dir: Path) -> dict[str, Any]:
     """Train as the run file says; return what is also written to `summary.json`.
 
+    What can be wrong is found first; then an earlier run in the folder is set aside.
+
     Raises:
-        ConfigError: the run file asks for what cannot be done; nothing was trained.
+        ConfigError: the run file asks for what cannot be done; nothing was started or moved.
+        ProgramMissingError: harness programs are not installed; likewise.
     """
+    await check(config, registry)
+    claim(run_dir)
+    with logs_to(run_dir):
+        return await _train(config, registry, run_dir)
+
+
+async def _train(config: RunConfig, registry: Registry, run_dir: Path) -> dict[str, Any]:
     started = time.monotonic()
     torch.manual_seed(config.seed)
     settings: TrainerTable = config.table("trainer")  # type: ignore[assignment]
-    optimizer = _optimizer(config, registry)
+    assert config.optimizer is not None  # `check` has seen it
+    optimizer: Optimizer[Any] = build(config.optimizer, registry)
     labels = [spec.label for spec in config.harnesses]
     with RunProgress(total_steps=settings.steps, harnesses=labels) as progress:
         folder = await _policy_folder(config, registry, run_dir, progress)
         policy = Policy.load(folder, lr=settings.lr, weight_decay=settings.weight_decay)
         async with open_run(_with_model(config, folder), registry, run_dir) as run:
-            _check(run, optimizer)
             before = await _held_out(run, "eval-before", progress)
             progress.stage(optimizer.name)
-            for step, tasks in enumerate(_task_batches(run, settings), start=1):
+            batches = task_batches(
+                run.tasks["train"],
+                size=settings.tasks_per_step,
+                steps=settings.steps,
+                seed=config.seed,
+            )
+            for step, tasks in enumerate(batches, start=1):
                 metrics = await _step(run, policy, optimizer, tasks, step, _counter(progress))
                 run.trackers.log(metrics, step)
                 progress.step(metrics)
@@ -108,7 +121,7 @@ async def _step(
         learned = await anyio.to_thread.run_sync(
             partial(update, policy, grouped.groups, optimizer, _update_settings(settings))
         )
-        await publish(policy, run.engine, run.proxy.gate, run.run_dir / "weights", version=step)
+        learned["weights_taken"] = await _publish(run, policy, version=step)
     return {
         "step": step,
         "stage": optimizer.name,
@@ -118,6 +131,19 @@ async def _step(
         "time/rollout_s": round(collected - began, 3),
         "time/update_s": round(time.monotonic() - collected, 3),
     }
+
+
+async def _publish(run: Run, policy: Policy, version: int) -> bool:
+    """Give the engine the new weights, and say whether it took them.
+
+    A dead engine does not; it is counted in the rollouts that it fails, and the run goes on.
+    """
+    try:
+        await publish(policy, run.engine, run.proxy.gate, run.run_dir / "weights", version=version)
+    except EngineError as exc:
+        log.error("weights_not_taken", policy_version=version, error=str(exc))
+        return False
+    return True
 
 
 async def _policy_folder(
@@ -149,15 +175,6 @@ async def _held_out(run: Run, stage: str, progress: RunProgress) -> Scores:
     return await evaluate(run, run.tasks["eval"], stage, table.samples, _counter(progress))
 
 
-def _optimizer(config: RunConfig, registry: Registry) -> Optimizer[Any]:
-    if config.optimizer is None:
-        names = ", ".join(registry.names("optimizer"))
-        message = f"required: a table [optimizer] with a name ({names})"
-        raise ConfigError(str(config.path), [("optimizer", message)])
-    optimizer: Optimizer[Any] = build(config.optimizer, registry)
-    return optimizer
-
-
 def _with_model(config: RunConfig, folder: Path) -> RunConfig:
     """Point the engine at the policy: an engine config key left empty means "the run's"."""
     spec, policy = config.engine, config.table("policy")
@@ -169,28 +186,26 @@ def _with_model(config: RunConfig, folder: Path) -> RunConfig:
     return replace(config, engine=replace(spec, part_config=own.model_copy(update=update_keys)))
 
 
-def _check(run: Run, optimizer: Optimizer[Any]) -> None:
-    """Refuse what would train on nonsense, before any rollout."""
-    problems = []
-    if run.engine.fake_logprobs and optimizer.uses_logprobs:
-        message = (
-            f'"{optimizer.name}" needs real log-probs, but engine "{run.engine.name}" makes them '
-            'up; use the optimizer "sft", or an engine that samples'
-        )
-        problems.append(("optimizer.name", message))
-    if not run.tasks["train"]:
-        problems.append(("task_source", 'nothing to train on: none has use = "train"'))
-    if problems:
-        raise ConfigError(str(run.config.path), problems)
+def task_batches(
+    tasks: Sequence[Task], *, size: int, steps: int, seed: int
+) -> Iterator[list[Task]]:
+    """Yield each step's tasks, none twice in a step: a new order of all each time all are used.
 
-
-def _task_batches(run: Run, settings: TrainerTable) -> Iterator[list[Task]]:
-    """Yield each step's tasks: a new order of all of them each time they are used up."""
-    rng, queue = random.Random(run.config.seed), []
-    for _ in range(settings.steps):
+    Args:
+        tasks: at least `size` of them.
+        size: tasks per step.
+        steps: how many batches.
+        seed: decides the orders.
+    """
+    rng = random.Random(seed)
+    queue: list[Task] = []
+    for _ in range(steps):
         batch: list[Task] = []
-        while len(batch) < settings.tasks_per_step:
-            queue = queue or rng.sample(run.tasks["train"], len(run.tasks["train"]))
+        while len(batch) < size:
+            if not queue:
+                order = rng.sample(tasks, len(tasks))
+                # Taken from the end: what this step has already comes last.
+                queue = sorted(order, key=lambda task: task not in batch)
             batch.append(queue.pop())
         yield batch
 
@@ -207,11 +222,3 @@ def _update_settings(table: TrainerTable) -> UpdateSettings:
 
 def _counter(progress: RunProgress) -> Callable[[Rollout], None]:
     return lambda rollout: progress.add_calls(len(rollout.calls))
-
-
-def _free_name(run_dir: Path) -> Path:
-    """Return the first of `<name>~1`, `<name>~2`, … that is not taken."""
-    number = 1
-    while (earlier := run_dir.with_name(f"{run_dir.name}~{number}")).exists():
-        number += 1
-    return earlier

@@ -10,6 +10,7 @@ import anyio
 import structlog
 
 from mixharness.engine import InferenceEngine
+from mixharness.errors import EngineError, boundary
 from mixharness.proxy.gate import Gate
 from mixharness_trainer.policy import Policy
 
@@ -30,7 +31,8 @@ async def publish(
     target = folder / f"{version:06d}"
     await anyio.to_thread.run_sync(policy.save, target)
     async with gate.closed():
-        await engine.load_weights(target, version)
+        with boundary(EngineError, f"engine {engine.name!r}"):
+            await engine.load_weights(target, version)
     policy.version = version
     for older in folder.iterdir():
         if older != target:
