@@ -1,4 +1,4 @@
-"""`mixharness train` from a run file to its run folder, small: both harnesses, GRPO, and twice SFT."""
+"""`mixharness train` in both harnesses, small: GRPO into a run folder, and SFT the same twice."""
 
 import json
 import os
@@ -26,7 +26,7 @@ tools = ["Bash"]
 name = "office"
 use = "cold_start"
 split = "cold_start"
-count = 6
+count = 4
 [[task_source]]
 name = "office"
 use = "train"
@@ -39,6 +39,7 @@ split = "held_out"
 count = 2
 [engine]
 name = "hf"
+cache_mb = 16
 [sampling]
 max_tokens = 24
 [limits]
@@ -140,8 +141,8 @@ def test_the_run_folder_holds_all_that_was_done(run_dir):
 
 
 def test_sft_on_a_script_is_the_same_twice(tmp_path):
-    small = ["trainer.steps=2", "task_source.0.count=3", "task_source.1.count=4"]
-    small += ["cold_start.captures=2", "cold_start.layers=1", "trainer.tasks_per_step=2"]
+    small = ["trainer.steps=2", "task_source.0.count=2", "task_source.1.count=2"]
+    small += ["cold_start.captures=1", "cold_start.layers=1", "trainer.tasks_per_step=1"]
     command = [str(ROOT / "configs/scripted_sft.toml"), "--engine", "scripted", "--optimizer"]
     command += ["sft", "--seed", "1", *(word for key in small for word in ("--set", key))]
     figures, hashes = [], []

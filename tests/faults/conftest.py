@@ -1,4 +1,4 @@
-"""The command line as a process of its own, and where its sandboxes live. No assertions here."""
+"""The command line, in a process of its own or in this one, and where its sandboxes live."""
 
 import os
 import subprocess
@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from mixharness.cli.main import run
 
 MIXHARNESS = [sys.executable, "-c", "from mixharness.cli import main; main()"]
 
@@ -27,6 +29,7 @@ def start(temporary: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.
 
     def begin(*args: str, **environment: str) -> subprocess.Popen[str]:
         own = {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
+        own["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "torch")  # torch's, made on import
         process = subprocess.Popen(
             [*MIXHARNESS, *args],
             env={**os.environ, **own, **environment},
@@ -47,14 +50,23 @@ def start(temporary: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.
 
 
 @pytest.fixture
-def refused(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., str]:
-    """Run a command line that must end with exit code 2; return what it says."""
+def refused(
+    temporary: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """Run a command line in this process; it must end with exit code 2. Return what it says."""
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    monkeypatch.chdir(tmp_path)
 
-    def run(*args: str, **environment: str) -> str:
-        process = start(*args, **environment)
-        _, said = process.communicate(timeout=50)
-        assert process.returncode == 2, said
-        assert "Traceback" not in said
+    def refuse(*args: str, **environment: str) -> str:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        code = run(args)
+        said = capsys.readouterr().err
+        assert code == 2, said
         return said
 
-    return run
+    return refuse

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: nothing is left alive, nothing in the temporary folder, finished work stays."""
+"""Ctrl-C and SIGTERM: no process and no temporary folder is left, finished work stays."""
 
 import json
 import os

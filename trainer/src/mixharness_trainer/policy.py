@@ -34,7 +34,7 @@ TOKENIZER_FILES = (
     "merges.txt",
 )
 INIT_STD = 0.04
-"""Twice the family's default, which suits models 50 times as wide and leaves this one on a plateau."""
+"""Twice the family's default, which suits far wider models and leaves this one on a plateau."""
 END_OF_TURN, PADDING = "<|im_end|>", "<|endoftext|>"
 
 

@@ -1,0 +1,98 @@
+"""Which run files are refused before anything starts, and what a run does to its folder."""
+
+import pytest
+
+from mixharness.config import load_run_file
+from mixharness.errors import ConfigError
+from mixharness.plugins import load_plugins
+from mixharness_trainer.before import check, claim
+
+RUN = """
+[[harness]]
+name = "agentloop"
+[[task_source]]
+name = "office"
+use = "cold_start"
+split = "cold_start"
+count = 2
+[[task_source]]
+name = "office"
+count = 3
+[engine]
+name = "scripted"
+script = "mixharness_office.demonstrations:demonstrate_expert"
+[cold_start]
+script = "mixharness_office.demonstrations:demonstrate"
+[optimizer]
+name = "sft"
+[trainer]
+tasks_per_step = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return load_plugins()
+
+
+@pytest.fixture
+def load(tmp_path, registry):
+    def config(text: str):
+        (tmp_path / "run.toml").write_text(text)
+        return load_run_file(tmp_path / "run.toml", registry)
+
+    return config
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("found", "put", "where", "says"),
+    [
+        ('[optimizer]\nname = "sft"', "", "optimizer", "required: a table [optimizer]"),
+        ("count = 3", 'count = 3\nuse = "eval"', "task_source", "nothing to train on"),
+        ("tasks_per_step = 2", "tasks_per_step = 4", "trainer.tasks_per_step", "4 is more than"),
+        ('use = "cold_start"', "", "task_source", "[cold_start] needs tasks"),
+        ("[optimizer]", '[policy]\nmodel = "gone"\n[optimizer]', "policy.model", "'gone' is no"),
+    ],
+)
+async def test_what_cannot_be_trained_is_refused(load, registry, found, put, where, says):
+    assert found in RUN
+    text = RUN.replace(found, put)
+    if where == "task_source" and "needs tasks" in says:
+        text = text.replace('split = "cold_start"', "seed = 5")
+    with pytest.raises(ConfigError) as refused:
+        await check(load(text), registry)
+    assert [path for path, _ in refused.value.problems] == [where]
+    assert says in refused.value.problems[0][1]
+
+
+@pytest.mark.anyio
+async def test_all_problems_come_at_once(load, registry):
+    text = RUN[: RUN.index("[cold_start]")].replace('"cold_start"', '"eval"', 1)
+    text = text.replace('split = "cold_start"', "")
+    with pytest.raises(ConfigError) as refused:
+        await check(load(text), registry)
+    assert [path for path, _ in refused.value.problems] == [
+        "optimizer",
+        "trainer.tasks_per_step",
+        "cold_start",
+        "task_source",
+    ]
+
+
+def test_an_earlier_run_is_set_aside(tmp_path):
+    for number in range(3):
+        claim(tmp_path / "run")
+        (tmp_path / "run/events.jsonl").write_text(str(number))
+    found = {each.name: (each / "events.jsonl").read_text() for each in tmp_path.iterdir()}
+    assert found == {"run~1": "0", "run~2": "1", "run": "2"}
+
+
+def test_what_is_no_run_is_left_alone(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    claim(tmp_path / "thesis")  # empty: nothing to lose
+    (tmp_path / "thesis/chapter.txt").write_text("Once upon a time")
+    for taken in (tmp_path / "thesis", tmp_path / "thesis/chapter.txt"):
+        with pytest.raises(ConfigError, match="holds something that is no run"):
+            claim(taken)
+    assert [each.name for each in tmp_path.iterdir()] == ["thesis"]

@@ -1,0 +1,98 @@
+"""The loop with real parts: what it changes and what not, and which tasks it takes."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mixharness.config import load_run_file
+from mixharness.errors import ConfigError
+from mixharness.plugins import load_plugins
+from mixharness.types import Task
+from mixharness_trainer.train import task_batches, train
+
+RUN = """
+[[harness]]
+name = "agentloop"
+tools = ["bash"]
+[[task_source]]
+name = "office"
+use = "cold_start"
+split = "cold_start"
+count = 2
+[[task_source]]
+name = "office"
+count = 3
+[engine]
+name = "scripted"
+script = "mixharness_office.demonstrations:demonstrate_expert"
+[cold_start]
+script = "mixharness_office.demonstrations:demonstrate"
+captures = 2
+layers = 1
+hidden = 32
+heads = 2
+intermediate = 64
+epochs = 1
+[optimizer]
+name = "sft"
+[trainer]
+steps = 2
+tasks_per_step = 2
+group_size = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return load_plugins()
+
+
+@pytest.fixture
+def load(tmp_path, registry):
+    def config(text: str = RUN, **overrides):
+        (tmp_path / "run.toml").write_text(text)
+        dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+        return load_run_file(tmp_path / "run.toml", registry, dotted)
+
+    return config
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("lr", [0.0, 1e-3])
+async def test_learning_rate_0_leaves_every_weight(load, registry, tmp_path, lr):
+    run_dir = tmp_path / "run"
+    summary = await train(load(trainer__lr=lr), registry, run_dir)
+    first = load_file(run_dir / "policy/model.safetensors")
+    last = load_file(run_dir / "checkpoint/model.safetensors")
+    assert first.keys() == last.keys()
+    assert all(torch.equal(first[name], last[name]) for name in first) == (lr == 0.0)
+    steps = [json.loads(x) for x in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [(step["lr"], step["policy_version"]) for step in steps] == [(lr, 1), (lr, 2)]
+    assert all(step["grad_norm"] > 0 for step in steps)
+    assert summary["steps"] == 2
+
+
+@pytest.mark.anyio
+async def test_grpo_on_made_up_logprobs_is_refused_before_any_rollout(load, registry, tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        await train(load(optimizer__name="grpo"), registry, tmp_path / "run")
+    where, message = refused.value.problems[0]
+    assert where == "optimizer.name"
+    assert message.startswith('"grpo" needs real log-probs, but engine "scripted" makes them up')
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("count", "size"), [(6, 4), (5, 5), (7, 2), (3, 1)])
+def test_batches_use_every_task_equally_and_none_twice_in_a_step(count, size):
+    tasks = [Task(id=str(n), prompt="", verifier="exact_match") for n in range(count)]
+    batches = list(task_batches(tasks, size=size, steps=3 * count, seed=1))
+    assert all(len({task.id for task in batch}) == size for batch in batches)
+    drawn = [task.id for batch in batches for task in batch]
+    assert set(Counter(drawn).values()) == {3 * size}
+    rounds = [drawn[start : start + count] for start in range(0, len(drawn), count)]
+    assert all(len(set(each)) == count for each in rounds)
+    assert batches == list(task_batches(tasks, size=size, steps=3 * count, seed=1))
+    assert batches != list(task_batches(tasks, size=size, steps=3 * count, seed=2))
