@@ -1,4 +1,4 @@
-"""What only a CUDA device can show. Run with `pytest tests/gpu`; the same paths run on CPU elsewhere."""
+"""What only a CUDA device can show: `pytest tests/gpu`. The same paths run on CPU elsewhere."""
 
 from pathlib import Path
 
