@@ -7,17 +7,9 @@ from collections.abc import Iterable
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-CONTROL_TOKENS = (
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-)
+from mixharness.proxy.templates import QWEN3_TAG_TOKENS, QWEN3_TURN_TOKENS
+
+CONTROL_TOKENS = QWEN3_TURN_TOKENS + QWEN3_TAG_TOKENS
 """Each is one token, with ids 0 to 8 in this order."""
 
 _CONTROL = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))

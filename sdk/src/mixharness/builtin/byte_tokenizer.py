@@ -7,17 +7,7 @@ from __future__ import annotations
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Markers of turns and texts."""
-TAG_TOKENS = (
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-)
-"""Markers inside a turn; like Qwen3's they are single tokens but not special ones."""
+from mixharness.proxy.templates import QWEN3_TAG_TOKENS, QWEN3_TURN_TOKENS
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -30,8 +20,8 @@ def byte_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([_added(token, special=True) for token in SPECIAL_TOKENS])
-    tokenizer.add_tokens([_added(token, special=False) for token in TAG_TOKENS])
+    tokenizer.add_special_tokens([_added(token, special=True) for token in QWEN3_TURN_TOKENS])
+    tokenizer.add_tokens([_added(token, special=False) for token in QWEN3_TAG_TOKENS])
     return tokenizer
 
 

@@ -23,21 +23,23 @@ class Template:
     """Strings that must each be one token."""
 
 
+QWEN3_TURN_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""Markers of turns and texts: special tokens."""
+QWEN3_TAG_TOKENS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+"""Markers inside a turn: single tokens, but not special ones."""
+
 TEMPLATES = {
     "qwen3": Template(
         # Named outright: a self-trained tokenizer would otherwise get a renderer that cannot extend
         config=lambda: Qwen3RendererConfig(thinking_retention="all"),
-        tokens=(
-            "<|im_start|>",
-            "<|im_end|>",
-            "<|endoftext|>",
-            "<tool_call>",
-            "</tool_call>",
-            "<tool_response>",
-            "</tool_response>",
-            "<think>",
-            "</think>",
-        ),
+        tokens=QWEN3_TURN_TOKENS + QWEN3_TAG_TOKENS,
     ),
 }
 
