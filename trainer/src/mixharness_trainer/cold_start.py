@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import anyio
@@ -21,7 +22,9 @@ from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine
 from mixharness.config import RunConfig
 from mixharness.errors import ConfigError
 from mixharness.plugins import Registry
-from mixharness.runs import collect_rollouts, open_run
+from mixharness.rollout.scheduler import collect
+from mixharness.rollout.types import RolloutRequest
+from mixharness.runs import open_run
 from mixharness.tree import prompt_ids
 from mixharness.types import Rollout, RolloutGroup
 from mixharness_trainer.bpe import train_bpe
@@ -84,7 +87,11 @@ async def cold_start(job: ColdStart) -> Path:
 async def _play(
     job: ColdStart, stage: str, *, tokenizer: str = "", limit: int | None = None
 ) -> list[Rollout]:
-    """Run the demonstrator on the cold-start tasks in every harness."""
+    """Run the demonstrator on the cold-start tasks, dealt to the harnesses in turn.
+
+    No task is shown twice: a small policy would learn such demonstrations by heart, mistakes
+    included, and be too sure of itself to explore.
+    """
     engine = ScriptedEngine(
         ScriptedConfig(
             script=job.table.script,
@@ -96,8 +103,11 @@ async def _play(
     sampling = job.config.sampling.model_copy(update={"max_tokens": engine.config.context})
     config = replace(job.config, sampling=sampling)
     async with open_run(config, job.registry, job.run_dir / "cold_start", engine) as run:
-        tasks = run.tasks["cold_start"][:limit]
-        return await collect_rollouts(run, tasks, stage, on_done=job.on_done)
+        requests = [
+            RolloutRequest(task=task, slot=slot, sample=0, stage=stage)
+            for task, slot in zip(run.tasks["cold_start"][:limit], cycle(run.slots), strict=False)
+        ]
+        return await collect(run.runner, requests, config.rollout.concurrency, job.on_done)
 
 
 async def _captured_texts(job: ColdStart) -> list[str]:
