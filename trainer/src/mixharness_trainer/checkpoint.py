@@ -38,7 +38,6 @@ class CheckpointState(BaseModel):
     lr: float
     betas: tuple[float, float]
     weight_decay: float
-    eps: float
     gap_history: list[float]
     render_rules: list[str]
     """Rules that shaped what the policy read, as `name@version`."""
@@ -91,12 +90,7 @@ def load_checkpoint(folder: Path, *, device: str = "auto") -> tuple[Policy, Chec
         message = f"holds no checkpoint this version reads ({_STATE}): {exc}"
         raise ConfigError("the checkpoint", [(str(folder), message)]) from exc
     policy = Policy.load(
-        folder,
-        lr=state.lr,
-        betas=state.betas,
-        weight_decay=state.weight_decay,
-        eps=state.eps,
-        device=device,
+        folder, lr=state.lr, betas=state.betas, weight_decay=state.weight_decay, device=device
     )
     policy.step, policy.version = state.step, state.policy_version
     policy.gap_alarm.history[:] = state.gap_history
@@ -112,7 +106,6 @@ def _state(policy: Policy, render_rules: Sequence[str], loop: Mapping[str, Any])
         lr=policy.lr,
         betas=adam["betas"],
         weight_decay=adam["weight_decay"],
-        eps=adam["eps"],
         gap_history=policy.gap_alarm.history,
         render_rules=list(render_rules),
         loop=dict(loop),

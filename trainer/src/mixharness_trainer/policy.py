@@ -61,7 +61,6 @@ class Policy:
         lr: float,
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.0,
-        eps: float = 1e-8,
         device: str = "auto",
     ) -> Policy:
         """Load a Hugging Face folder: float32 on a CPU, bfloat16 and FlexAttention on CUDA.
@@ -83,9 +82,7 @@ class Policy:
         log.info("policy_loaded", layout=layout.value, reason=reason, device=device)
         model.to(device)  # type: ignore[arg-type]
         model.eval()  # no dropout, ever: three passes must see one function
-        adamw = torch.optim.AdamW(
-            model.parameters(), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay
-        )
+        adamw = torch.optim.AdamW(model.parameters(), lr=lr, betas=betas, weight_decay=weight_decay)
         files = [Path(folder, name) for name in TOKENIZER_FILES]
         contents = {file.name: file.read_bytes() for file in files if file.exists()}
         return cls(model=model, adamw=adamw, layout=layout, tokenizer_files=contents)

@@ -37,9 +37,6 @@ class TrainerTable(Table):
     """Steps over which the learning rate rises to its peak. AdamW's first steps have full length
     whatever the gradient, which can break a small policy's form."""
     weight_decay: float = Field(0.0, ge=0.0)
-    adam_eps: float = Field(1e-8, gt=0.0)
-    """AdamW's epsilon. Weights whose gradients are far smaller hardly move: a larger one keeps what
-    a small policy does well from drifting."""
     max_grad_norm: float = Field(1.0, gt=0.0)
     minibatches: int = Field(1, gt=0)
     epochs: int = Field(1, gt=0)

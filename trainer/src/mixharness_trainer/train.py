@@ -76,9 +76,7 @@ async def _train(config: RunConfig, registry: Registry, run_dir: Path) -> dict[s
     labels = [spec.label for spec in config.harnesses]
     with RunProgress(total_steps=settings.steps, harnesses=labels) as progress:
         folder = await _policy_folder(config, registry, run_dir, progress)
-        policy = Policy.load(
-            folder, lr=settings.lr, weight_decay=settings.weight_decay, eps=settings.adam_eps
-        )
+        policy = Policy.load(folder, lr=settings.lr, weight_decay=settings.weight_decay)
         async with open_run(_with_model(config, folder), registry, run_dir) as run:
             before = await _held_out(run, "eval-before", progress)
             progress.stage(optimizer.name)
