@@ -32,10 +32,7 @@ class TrainerTable(Table):
     """Tasks drawn per step; each is tried `group_size` times in every harness."""
     group_size: int = Field(8, gt=0)
     lr: float = Field(5e-4, ge=0.0)
-    """Peak learning rate of AdamW; 0 runs everything and changes nothing."""
-    warmup_steps: int = Field(0, ge=0)
-    """Steps over which the learning rate rises to its peak. AdamW's first steps have full length
-    whatever the gradient, which can break a small policy's form."""
+    """Learning rate of AdamW; 0 runs everything and changes nothing."""
     weight_decay: float = Field(0.0, ge=0.0)
     max_grad_norm: float = Field(1.0, gt=0.0)
     minibatches: int = Field(1, gt=0)

@@ -116,7 +116,6 @@ async def _step(
     for rollout in rollouts:
         run.trackers.log_rollout(rollout, step)
     grouped = group_rollouts(rollouts, optimizer.min_group_size)
-    policy.set_lr(settings.lr * min(1.0, step / (settings.warmup_steps + 1)))
     learned: dict[str, Any] = {}
     if grouped.groups:
         learned = await anyio.to_thread.run_sync(
