@@ -80,7 +80,7 @@ def _lines(
 
 
 def _logp_gap(metrics: Metrics) -> go.Figure | None:
-    title = f"Log-prob gap, engine and trainer: mean |Δ log p| (dotted: {LOGP_GAP_WARNS}, warns)"
+    title = f"Log-prob gap: mean |Δ log p| (warns at {LOGP_GAP_WARNS})"
     figure = _lines(title, metrics, {"mean |Δ log p|": "logp_gap/mean_abs"})
     if figure is None:
         return None
