@@ -17,7 +17,7 @@ help: ## show this list
 
 setup: $(VENV)/.programs ## make .venv with all packages, the tools, and the harness programs
 
-quickstart: setup ## the main job: train one small policy in two harnesses (about 10 minutes)
+quickstart: setup ## the main job: train one small policy in two harnesses (about 13 minutes)
 	$(BIN)/mixharness train configs/quickstart.toml
 
 test: setup ## everything but docker, vllm and gpu (under 15 minutes)

@@ -20,7 +20,7 @@ class OfficeTasksConfig(ComponentConfig):
     split: Split = "train"
     """Splits share no sentence, template, name or combination of words."""
     count: int = Field(default=120, ge=1)
-    """Number of tasks; about 15,000 per skill can differ."""
+    """Number of tasks; in `train` and `held_out` some 6,000 per skill can differ."""
     seed: int = 0
     skills: tuple[str, ...] = ("topic", "unit", "reply")
     """Taken in turn, one task each."""
