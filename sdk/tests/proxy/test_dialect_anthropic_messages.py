@@ -91,7 +91,7 @@ def test_the_vendors_client_reads_what_was_said():
             stream = b"".join(DIALECT.events(ANSWER, "m", body))
             headers = {"content-type": "text/event-stream"}
             return httpx2.Response(200, content=DIALECT.keep_alive + stream, headers=headers)
-        return httpx2.Response(200, json=DIALECT.render(ANSWER, "m"))
+        return httpx2.Response(200, json=DIALECT.render(ANSWER, "m", {}))
 
     with sdk_client(handler) as client:
         ask = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
@@ -105,7 +105,7 @@ def test_the_vendors_client_reads_what_was_said():
 
 
 def test_what_was_shown_is_read_back_as_the_same_message():
-    content = DIALECT.render(ANSWER, "m")["content"]
+    content = DIALECT.render(ANSWER, "m", {})["content"]
     (message,) = parse({"role": "assistant", "content": content}).messages
     assert (message.content, message.reasoning) == ("Look.", "Hm.")
     assert message.tool_calls[0].arguments == '{"command":"ls"}'
@@ -114,7 +114,7 @@ def test_what_was_shown_is_read_back_as_the_same_message():
 @pytest.mark.parametrize(("reason", "expected"), [("stop", "end_turn"), ("length", "max_tokens")])
 def test_stop_reason(reason, expected):
     answer = Answer(id="m", text="x", finish_reason=reason)
-    assert DIALECT.render(answer, "m")["stop_reason"] == expected
+    assert DIALECT.render(answer, "m", {})["stop_reason"] == expected
 
 
 def test_key_from_either_header():

@@ -25,7 +25,7 @@ def test_messages_of_every_role():
             "messages": [
                 {"role": "developer", "content": "d"},
                 {"role": "user", "content": [{"type": "text", "text": "u"}]},
-                {"content": None, **DIALECT.render(ANSWER, "m")["choices"][0]["message"]},
+                {"content": None, **DIALECT.render(ANSWER, "m", {})["choices"][0]["message"]},
                 {"role": "tool", "tool_call_id": "c0", "content": "r"},
             ],
             "max_completion_tokens": 5,
@@ -71,7 +71,7 @@ def test_the_vendors_client_reads_what_was_said():
             stream = b"".join(DIALECT.events(ANSWER, "m", body))
             headers = {"content-type": "text/event-stream"}
             return httpx.Response(200, content=DIALECT.keep_alive + stream, headers=headers)
-        return httpx.Response(200, json=DIALECT.render(ANSWER, "m"))
+        return httpx.Response(200, json=DIALECT.render(ANSWER, "m", {}))
 
     transport = httpx.MockTransport(handler)
     http_client = httpx.Client(transport=transport)
@@ -96,7 +96,7 @@ def test_usage_only_when_asked_for():
 
 def test_an_answer_cut_by_length():
     answer = Answer(id="m", text="x", finish_reason="length")
-    assert DIALECT.render(answer, "m")["choices"][0]["finish_reason"] == "length"
+    assert DIALECT.render(answer, "m", {})["choices"][0]["finish_reason"] == "length"
 
 
 def test_key_is_the_bearer_token():

@@ -1,3 +1,4 @@
+import gc
 import socket
 
 import anyio
@@ -288,3 +289,21 @@ async def test_sessions_do_not_see_each_other(open_site, harness, tmp_path):
         assert len(site.session.calls) == len(other.calls) == 1
         denied = await site.client.post(url, json={"messages": START})
         assert denied.status_code == 401
+
+
+@pytest.mark.anyio
+async def test_answers_are_not_held_back_for_an_acknowledgement(open_site):
+    """Nagle's algorithm would cost 40 ms between the head and the body of each answer."""
+    async with open_site("Hello.") as site:
+        await site.chat({"messages": [{"role": "user", "content": "hello"}]})
+        port = httpx.URL(site.session.base_url).port
+        accepted = [
+            found
+            for found in gc.get_objects()
+            if type(found) is socket.socket  # looking closer wakes lazy objects of other packages
+            and found.fileno() >= 0
+            and found.getsockname()[1:2] == (port,)
+            and not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        ]
+        assert accepted
+        assert all(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for s in accepted)

@@ -9,13 +9,15 @@ import hmac
 import json
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 import structlog
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -35,6 +37,7 @@ from mixharness.proxy.chat import Answer
 from mixharness.proxy.dialects import BadRequest, Dialect
 from mixharness.proxy.dialects.anthropic_messages import AnthropicMessages
 from mixharness.proxy.dialects.openai_chat import OpenAIChat
+from mixharness.proxy.dialects.openai_responses import OpenAIResponses
 from mixharness.proxy.gate import Gate
 from mixharness.proxy.renderer import ChatRenderer
 from mixharness.proxy.server import Server
@@ -46,13 +49,31 @@ __all__ = ["Pausable", "Proxy", "ProxySession", "ProxySettings"]
 
 log = structlog.get_logger()
 
-_ANTHROPIC = AnthropicMessages()
-_CHAT = OpenAIChat()
+_ANTHROPIC, _CHAT, _RESPONSES = AnthropicMessages(), OpenAIChat(), OpenAIResponses()
+# The short paths are for a base URL that ends in /v1 already, or needs none.
 _ENDPOINTS: tuple[tuple[str, Dialect], ...] = (
     (_ANTHROPIC.path, _ANTHROPIC),
     (_CHAT.path, _CHAT),
-    ("/chat/completions", _CHAT),  # a base URL that already ends in /v1 or needs none
+    ("/chat/completions", _CHAT),
+    (_RESPONSES.path, _RESPONSES),
+    ("/responses", _RESPONSES),
 )
+_COUNTS: tuple[tuple[str, Dialect, Mapping[str, Any]], ...] = (
+    ("/v1/messages/count_tokens", _ANTHROPIC, {}),
+    ("/v1/responses/input_tokens", _RESPONSES, {"object": "response.input_tokens"}),
+    ("/responses/input_tokens", _RESPONSES, {"object": "response.input_tokens"}),
+)
+_MODEL = {
+    "id": "policy",
+    "type": "model",
+    "object": "model",
+    "display_name": "policy",
+    "created": 0,
+    "created_at": "1970-01-01T00:00:00Z",
+    "lifecycle": "active",
+    "owned_by": "mixharness",
+}
+"""The one model, with the fields of all dialects."""
 
 
 class Proxy:
@@ -60,6 +81,7 @@ class Proxy:
 
     Attributes:
         gate: where requests wait while the trainer updates the weights.
+        app: the ASGI application that `start` serves.
     """
 
     def __init__(self, engine: InferenceEngine[Any], settings: ProxySettings) -> None:
@@ -67,7 +89,8 @@ class Proxy:
         self._engine, self._settings = engine, settings
         self._sessions: dict[str, ProxySession] = {}
         self._ended: set[str] = set()
-        self._server = Server(_routes(self))
+        self.app = _routes(self)
+        self._server = Server(self.app)
         self._address = ""
         self._serving: Serving | None = None
 
@@ -142,6 +165,8 @@ class Proxy:
         session = self._sessions.get(name)
         if session is None:
             ended = name in self._ended
+            if ended:
+                log.warning("late_call", rollout=name)
             raise Rejected(409 if ended else 404, "this rollout has ended" if ended else "unknown")
         for given, status in ((secret, 403), (key, 401)):
             if not hmac.compare_digest(given.encode(), session.secret.encode()):
@@ -154,7 +179,7 @@ class Proxy:
         """Answer one model request."""
         try:
             session, body, raw = await self._read(request, dialect)
-            chat = dialect.parse(body)
+            chat = dialect.parse(body, session.seen[dialect.name])
             encode = _encoder(dialect, body, stream=chat.stream)
             view = RequestView(headers=dict(request.headers), body=body)
             ticket = session.admit(Incoming(chat=chat, view=view, raw=raw, encode=encode))
@@ -163,14 +188,16 @@ class Proxy:
         keep_alive_s = self._settings.keep_alive_s if chat.stream else None
         return Exchange(session, ticket, dialect, encode, keep_alive_s)
 
-    async def count_tokens(self, request: Request) -> Response:
+    async def count_tokens(
+        self, request: Request, dialect: Dialect, more: Mapping[str, Any]
+    ) -> Response:
         """Answer with the length of the very prompt the engine would get (1.10)."""
         try:
-            session, body, _ = await self._read(request, _ANTHROPIC)
-            tokens = session.count_tokens(_ANTHROPIC.parse({"max_tokens": 1, **body}))
+            session, body, _ = await self._read(request, dialect)
+            tokens = session.count_tokens(dialect.parse(body))
         except (Rejected, BadRequest) as exc:
-            return _refusal(_ANTHROPIC, exc)
-        return JSONResponse({"input_tokens": tokens})
+            return _refusal(dialect, exc)
+        return JSONResponse({"input_tokens": tokens, **more})
 
     async def _read(
         self, request: Request, dialect: Dialect
@@ -188,17 +215,27 @@ class Proxy:
 
 
 def _routes(proxy: Proxy) -> Starlette:
-    def endpoint(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
-        async def serve(request: Request) -> Response:
-            return await proxy.serve(request, dialect)
-
-        return serve
-
     root = "/r/{rollout}/{secret}"
-    calls = [Route(root + path, endpoint(d), methods=["POST"]) for path, d in _ENDPOINTS]
-    probes = [Route(root + path, _hello) for path in ("", "/", "/api/hello")]
-    count = Route(root + "/v1/messages/count_tokens", proxy.count_tokens, methods=["POST"])
-    return Starlette(routes=[*calls, count, Route(root + "/v1/models", _models), *probes])
+    posts = [(path, partial(_serve, proxy, dialect)) for path, dialect in _ENDPOINTS]
+    posts += [(path, partial(_count, proxy, dialect, more)) for path, dialect, more in _COUNTS]
+    probes = [Route(root + path, _hello) for path in ("", "/", "/v1", "/api/hello")]
+    models = [Route(root + path, _models) for path in ("/v1/models", "/models")]
+    model = [Route(route.path + "/{model:path}", _model) for route in models]
+    return Starlette(
+        routes=[Route(root + path, call, methods=["POST"]) for path, call in posts]
+        + [*models, *model, *probes],
+        exception_handlers={HTTPException: _no_such_route},
+    )
+
+
+async def _serve(proxy: Proxy, dialect: Dialect, request: Request) -> Response:
+    return await proxy.serve(request, dialect)
+
+
+async def _count(
+    proxy: Proxy, dialect: Dialect, more: Mapping[str, Any], request: Request
+) -> Response:
+    return await proxy.count_tokens(request, dialect, more)
 
 
 async def _hello(request: Request) -> Response:
@@ -207,17 +244,23 @@ async def _hello(request: Request) -> Response:
 
 
 async def _models(request: Request) -> Response:
-    """List the one model, with the fields of both dialects."""
-    model = {
-        "id": "policy",
-        "type": "model",
-        "object": "model",
-        "display_name": "policy",
-        "created": 0,
-        "created_at": "1970-01-01T00:00:00Z",
-        "owned_by": "mixharness",
-    }
-    return JSONResponse({"object": "list", "data": [model], "has_more": False})
+    """List the one model."""
+    ends = {"first_id": _MODEL["id"], "last_id": _MODEL["id"], "has_more": False}
+    return JSONResponse({"object": "list", "data": [_MODEL], **ends})
+
+
+async def _model(request: Request) -> Response:
+    """Describe the one model under whatever name a program was given for it."""
+    name = request.path_params["model"]
+    return JSONResponse(_MODEL | {"id": name, "display_name": name})
+
+
+async def _no_such_route(request: Request, exc: Exception) -> Response:
+    """Refuse an unknown path or method, with the fields of all dialects."""
+    status, detail = (exc.status_code, exc.detail) if isinstance(exc, HTTPException) else (500, "")
+    body = _ANTHROPIC.error(status, f"{request.method} {request.url.path}: {detail}")
+    body["error"] |= {"param": None, "code": None}
+    return JSONResponse(body, status_code=status)
 
 
 def _json(raw: bytes) -> dict[str, Any]:
@@ -239,9 +282,9 @@ def _lenient_json(raw: bytes) -> Any:
     """Read what the strict parser refuses but programs send: halves of surrogate pairs."""
     try:
         text = json.dumps(json.loads(raw), ensure_ascii=False)
-    except ValueError as exc:
+        return orjson.loads(text.encode(errors="replace"))
+    except (ValueError, RecursionError) as exc:
         raise BadRequest(f"the request body is not valid JSON: {exc}") from exc
-    return orjson.loads(text.encode(errors="replace"))
 
 
 def _encoder(
@@ -250,7 +293,7 @@ def _encoder(
     model = str(body.get("model") or "policy")
     if stream:
         return lambda answer: b"".join(dialect.events(answer, model, body))
-    return lambda answer: orjson.dumps(dialect.render(answer, model))
+    return lambda answer: orjson.dumps(dialect.render(answer, model, body))
 
 
 def _refusal(dialect: Dialect, exc: Rejected | BadRequest | Overflow) -> Response:

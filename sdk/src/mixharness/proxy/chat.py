@@ -29,6 +29,8 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     """On `tool` messages: the call this is the result of."""
+    name: str = ""
+    """On `tool` messages: the called tool's, known only once the call's message is at hand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
 from mixharness.proxy.chat import Answer, ChatRequest
+from mixharness.proxy.dialects.seen import Seen
 
 
 class BadRequest(ValueError):
@@ -24,15 +25,15 @@ class Dialect(Protocol):
     keep_alive: ClassVar[bytes]
     """Sent while the engine samples; resets the client's idle timers and shows nothing."""
 
-    def parse(self, body: Mapping[str, Any]) -> ChatRequest:
-        """Read a request body.
+    def parse(self, body: Mapping[str, Any], seen: Seen | None = None) -> ChatRequest:
+        """Read a request body; `seen` remembers earlier ones of the same rollout.
 
         Raises:
             BadRequest: with a sentence that says what is wrong.
         """
 
-    def render(self, answer: Answer, model: str) -> dict[str, Any]:
-        """Return the whole response body of a non-streaming request."""
+    def render(self, answer: Answer, model: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the whole response body of a non-streaming request; `body` is what was asked."""
 
     def events(self, answer: Answer, model: str, body: Mapping[str, Any]) -> Iterator[bytes]:
         """Yield a complete, well-formed event stream; the last chunk is the terminal event."""

@@ -9,7 +9,27 @@ import orjson
 
 from mixharness.proxy.chat import Answer, ChatMessage, ChatRequest, Tool, ToolCall
 from mixharness.proxy.dialects import BadRequest
-from mixharness.proxy.dialects.fields import mapping, mappings, number, text, text_part
+from mixharness.proxy.dialects.fields import (
+    bearer,
+    each_item,
+    flag,
+    mappings,
+    number,
+    opaque,
+    quoted,
+    refuse,
+    required,
+    string,
+    text,
+    text_part,
+    tool_name,
+)
+from mixharness.proxy.dialects.seen import Seen
+
+_REFUSED = {
+    "stop_sequences": "an answer cannot be ended at a string",
+    "mcp_servers": "no server runs tools here",
+}
 
 
 class AnthropicMessages:
@@ -19,25 +39,22 @@ class AnthropicMessages:
     path: ClassVar[str] = "/v1/messages"
     keep_alive: ClassVar[bytes] = b'event: ping\ndata: {"type": "ping"}\n\n'
 
-    def parse(self, body: Mapping[str, Any]) -> ChatRequest:
+    def parse(self, body: Mapping[str, Any], seen: Seen | None = None) -> ChatRequest:
         """Read a request body.
 
         Raises:
             BadRequest: with a sentence that says what is wrong.
         """
-        system = text(body.get("system"), "system")
-        messages = [ChatMessage(role="system", content=system)] if system else []
-        for where, message in mappings(body, "messages"):
-            messages += _messages(message, where)
+        refuse(body, _REFUSED)
         return ChatRequest(
-            messages=tuple(messages),
             tools=tuple(_tool(t, where) for where, t in mappings(body, "tools")),
             max_tokens=number(body, "max_tokens"),
-            stream=body.get("stream") is True,
-            model=str(body.get("model", "")),
+            stream=flag(body, "stream"),
+            model=string(body, "model"),
+            messages=tuple(_conversation(body, seen)),
         )
 
-    def render(self, answer: Answer, model: str) -> dict[str, Any]:
+    def render(self, answer: Answer, model: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole response body of a non-streaming request."""
         content = [_block(kind, value) for kind, value in _blocks(answer)]
         return _message(answer, model, content, stop_reason=_stop_reason(answer))
@@ -74,18 +91,26 @@ class AnthropicMessages:
 
     def api_key(self, headers: Mapping[str, str]) -> str:
         """Return the key from `x-api-key` or a bearer token, or an empty string."""
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        bearer = token.strip() if scheme.lower() == "bearer" else ""
-        return headers.get("x-api-key") or bearer
+        return headers.get("x-api-key") or bearer(headers)
 
 
 _ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 
+def _conversation(body: Mapping[str, Any], seen: Seen | None) -> Iterator[ChatMessage]:
+    system = text(body.get("system"), "system")
+    if system:
+        yield ChatMessage(role="system", content=system)
+    for messages in each_item(body, "messages", _messages, seen):
+        yield from messages
+
+
 def _messages(message: Mapping[str, Any], where: str) -> list[ChatMessage]:
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
-        raise BadRequest(f"{where}.role: {role!r} is none of user, assistant, system")
+        raise BadRequest(f"{where}.role: {quoted(role)} is none of user, assistant, system")
+    if content is None:
+        raise BadRequest(f"{where}.content: a string or a list of blocks is wanted, not null")
     if isinstance(content, str):
         return [ChatMessage(role=role, content=content)]
     blocks = list(mappings(message, "content", where))
@@ -103,11 +128,11 @@ def _assistant(blocks: list[tuple[str, dict[str, Any]]]) -> ChatMessage:
         if kind == "text":
             texts.append(text_part(block, where))
         elif kind == "thinking":
-            thinking.append(str(block.get("thinking", "")))
+            thinking.append(required(block, "thinking", where))
         elif kind == "tool_use":
             calls.append(_tool_use(block, where))
         else:
-            raise BadRequest(f"{where}: the policy can have said no block of type {kind!r}")
+            raise BadRequest(f"{where}: the policy can have said no block of type {quoted(kind)}")
     return ChatMessage(
         role="assistant",
         content="".join(texts),
@@ -130,30 +155,28 @@ def _user(role: str, blocks: list[tuple[str, dict[str, Any]]]) -> Iterator[ChatM
         yield ChatMessage(
             role="tool",
             content=f"Error: {result}" if block.get("is_error") is True else result,
-            tool_call_id=str(block.get("tool_use_id", "")),
+            tool_call_id=required(block, "tool_use_id", where),
         )
     if waiting or not blocks:
         yield ChatMessage(role=role, content="\n\n".join(waiting))
 
 
 def _tool_use(block: Mapping[str, Any], where: str) -> ToolCall:
-    arguments = mapping(block.get("input", {}), f"{where}.input")
     return ToolCall(
-        id=str(block.get("id", "")),
-        name=str(block.get("name", "")),
-        arguments=orjson.dumps(arguments).decode(),
+        id=required(block, "id", where),
+        name=required(block, "name", where),
+        arguments=orjson.dumps(opaque(block.get("input"), f"{where}.input")).decode(),
     )
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> Tool:
-    if tool.get("type", "custom") != "custom":
-        raise BadRequest(f"{where}: no server runs tools of type {tool['type']!r} here")
-    if not isinstance(tool.get("name"), str):
-        raise BadRequest(f"{where}.name: a string is wanted")
+    if tool.get("type") not in (None, "custom"):
+        kind = quoted(tool["type"])
+        raise BadRequest(f"{where}: no server runs tools of type {kind} here")
     return Tool(
-        name=tool["name"],
-        description=str(tool.get("description", "")),
-        parameters=mapping(tool.get("input_schema", {}), f"{where}.input_schema"),
+        name=tool_name(tool, where),
+        description=string(tool, "description", where),
+        parameters=opaque(tool.get("input_schema"), f"{where}.input_schema"),
     )
 
 

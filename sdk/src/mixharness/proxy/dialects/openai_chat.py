@@ -11,9 +11,28 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from mixharness.proxy.chat import Answer, ChatMessage, ChatRequest, Tool, ToolCall
 from mixharness.proxy.dialects import BadRequest
-from mixharness.proxy.dialects.fields import mapping, mappings, number, text
+from mixharness.proxy.dialects.fields import (
+    bearer,
+    each_item,
+    flag,
+    mapping,
+    mappings,
+    number,
+    opaque,
+    quoted,
+    refuse,
+    required,
+    string,
+    text,
+    tool_name,
+)
+from mixharness.proxy.dialects.seen import Seen
 
 _ROLES = {"system": "system", "developer": "system", "user": "user"}
+_REFUSED = {
+    "functions": "send them as tools",
+    "stop": "an answer cannot be ended at a string",
+}
 
 
 class OpenAIChat:
@@ -23,27 +42,29 @@ class OpenAIChat:
     path: ClassVar[str] = "/v1/chat/completions"
     keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
 
-    def parse(self, body: Mapping[str, Any]) -> ChatRequest:
+    def parse(self, body: Mapping[str, Any], seen: Seen | None = None) -> ChatRequest:
         """Read a request body.
 
         Raises:
             BadRequest: with a sentence that says what is wrong.
         """
+        refuse(body, _REFUSED)
         if body.get("n") not in (None, 1):
             raise BadRequest("n: only one choice per request is sampled")
-        limit = "max_completion_tokens" if body.get("max_completion_tokens") else "max_tokens"
+        opaque(body.get("stream_options"), "stream_options")
+        new, old = number(body, "max_completion_tokens"), number(body, "max_tokens")
         return ChatRequest(
-            messages=tuple(_message(m, where) for where, m in mappings(body, "messages")),
             tools=tuple(_tool(t, where) for where, t in mappings(body, "tools")),
-            max_tokens=number(body, limit),
-            stream=body.get("stream") is True,
-            model=str(body.get("model", "")),
+            max_tokens=new or old,
+            stream=flag(body, "stream"),
+            model=string(body, "model"),
+            messages=tuple(each_item(body, "messages", _message, seen)),
         )
 
-    def render(self, answer: Answer, model: str) -> dict[str, Any]:
+    def render(self, answer: Answer, model: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole response body of a non-streaming request."""
         choice = {"index": 0, "message": _shown(answer), "finish_reason": _finish_reason(answer)}
-        body = ChatCompletion.model_validate(
+        completion = ChatCompletion.model_validate(
             {
                 "id": answer.id,
                 "object": "chat.completion",
@@ -53,7 +74,7 @@ class OpenAIChat:
                 "usage": _usage(answer),
             }
         )
-        return body.model_dump(mode="json", exclude_unset=True)
+        return completion.model_dump(mode="json", exclude_unset=True)
 
     def events(self, answer: Answer, model: str, body: Mapping[str, Any]) -> Iterator[bytes]:
         """Yield a complete event stream; usage comes in the last chunk when it was asked for."""
@@ -80,18 +101,11 @@ class OpenAIChat:
 
     def error(self, status: int, message: str) -> dict[str, Any]:
         """Return an error body for an HTTP status."""
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+        return openai_error(status, message)
 
     def overflow(self, prompt_tokens: int, limit: int) -> tuple[int, dict[str, Any]]:
         """Return status and body of "the prompt does not fit", as the harness acts on it."""
-        body = self.error(
-            400,
-            f"This model's maximum context length is {limit} tokens. However, your messages "
-            f"resulted in {prompt_tokens} tokens.",
-        )
-        body["error"] |= {"param": "messages", "code": "context_length_exceeded"}
-        return 400, body
+        return 400, openai_overflow("messages", prompt_tokens, limit)
 
     def stream_error(self, message: str) -> bytes:
         """Return the chunk that ends a stream whose headers were already sent."""
@@ -99,45 +113,67 @@ class OpenAIChat:
 
     def api_key(self, headers: Mapping[str, str]) -> str:
         """Return the bearer token, or an empty string."""
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        return key.strip() if scheme.lower() == "bearer" else ""
+        return bearer(headers)
+
+
+def openai_error(status: int, message: str) -> dict[str, Any]:
+    """Return the error body that all of this vendor's dialects share."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+def openai_overflow(param: str, prompt_tokens: int, limit: int) -> dict[str, Any]:
+    """Return the body of "the prompt does not fit", as programs recognise it."""
+    body = openai_error(
+        400,
+        f"This model's maximum context length is {limit} tokens. However, your {param} "
+        f"resulted in {prompt_tokens} tokens.",
+    )
+    body["error"] |= {"param": param, "code": "context_length_exceeded"}
+    return body
 
 
 def _message(message: Mapping[str, Any], where: str) -> ChatMessage:
-    role = message.get("role")
+    role = required(message, "role", where)
     content = text(message.get("content"), f"{where}.content")
     if role in _ROLES:
+        if message.get("content") is None:
+            raise BadRequest(f"{where}.content: a string or a list of parts is wanted, not null")
         return ChatMessage(role=_ROLES[role], content=content)
     if role == "tool":
-        call_id = str(message.get("tool_call_id", ""))
+        call_id = required(message, "tool_call_id", where)
         return ChatMessage(role="tool", content=content, tool_call_id=call_id)
     if role == "assistant":
+        reasoning = string(message, "reasoning_content", where)
         return ChatMessage(
             role="assistant",
             content=content,
-            reasoning=str(message.get("reasoning_content") or message.get("reasoning") or ""),
+            reasoning=reasoning or string(message, "reasoning", where),
             tool_calls=tuple(_tool_call(c, at) for at, c in mappings(message, "tool_calls", where)),
         )
-    raise BadRequest(f"{where}.role: {role!r} is none of system, developer, user, assistant, tool")
+    raise BadRequest(
+        f"{where}.role: {quoted(role)} is none of system, developer, user, assistant, tool"
+    )
 
 
 def _tool_call(call: Mapping[str, Any], where: str) -> ToolCall:
     function = mapping(call.get("function"), f"{where}.function")
     return ToolCall(
-        id=str(call.get("id", "")),
-        name=str(function.get("name", "")),
-        arguments=str(function.get("arguments", "")),
+        id=required(call, "id", where),
+        name=required(function, "name", f"{where}.function"),
+        arguments=string(function, "arguments", f"{where}.function"),
     )
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> Tool:
-    function = mapping(tool.get("function"), f"{where}.function")
-    if not isinstance(function.get("name"), str):
-        raise BadRequest(f"{where}.function.name: a string is wanted")
+    if tool.get("type", "function") != "function":
+        kind = quoted(tool["type"])
+        raise BadRequest(f"{where}: functions are served here, no tools of type {kind}")
+    function, at = mapping(tool.get("function"), f"{where}.function"), f"{where}.function"
     return Tool(
-        name=function["name"],
-        description=str(function.get("description", "")),
-        parameters=mapping(function.get("parameters", {}), f"{where}.function.parameters"),
+        name=tool_name(function, at),
+        description=string(function, "description", at),
+        parameters=opaque(function.get("parameters"), f"{at}.parameters"),
     )
 
 
