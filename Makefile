@@ -15,9 +15,9 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(VENV)/.programs ## make .venv with all packages, the tools, and the harness programs
+setup: $(VENV)/.claude_code $(VENV)/.codex ## make .venv with all packages, the tools, and the harness programs
 
-quickstart: setup ## the main job: train one small policy in two harnesses (about 13 minutes)
+quickstart: $(VENV)/.claude_code ## the main job: train one small policy in two harnesses (about 14 minutes)
 	$(BIN)/mixharness train configs/quickstart.toml
 
 test: setup ## everything but docker, vllm and gpu (under 15 minutes)
@@ -48,6 +48,7 @@ $(VENV)/.packages: constraints.txt $(addsuffix /pyproject.toml,$(PACKAGES))
 	$(BIN)/pip install -q -c constraints.txt $(DEV) $(foreach p,$(PACKAGES),-e $(p))
 	@touch $@
 
-$(VENV)/.programs: $(VENV)/.packages $(wildcard plugins/claude_code/src/mixharness_claude_code/*)
-	$(BIN)/mixharness harness install claude_code
+.SECONDEXPANSION:
+$(VENV)/.claude_code $(VENV)/.codex: $(VENV)/.%: $(VENV)/.packages $$(wildcard plugins/$$*/src/*/*.py)
+	$(BIN)/mixharness harness install $*
 	@touch $@
