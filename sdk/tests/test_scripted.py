@@ -92,3 +92,13 @@ async def test_weights_only_change_the_version(tmp_path):
     assert engine.policy_version == 4
     assert (await engine.generate(request())).versions[0].version == 4
     assert engine.fake_logprobs
+
+
+@pytest.mark.anyio
+async def test_a_folders_chat_template_is_handed_over(tmp_path):
+    TOKENIZER.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    engine = await started(turns=("One.",), tokenizer=str(tmp_path), renderer="template")
+    assert engine.tokenizer.chat_template == "{{ messages }}"
+    assert engine.tokenizer.renderer == "template"
+    assert (await started(turns=("One.",))).tokenizer.chat_template == ""

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mixharness.engine import GenerateRequest, Generation, Sampling
+from mixharness.engine import GenerateRequest, Generation, Sampling, SamplingCancelled
 from mixharness.errors import EngineError
 from mixharness.types import VersionSpan
 from mixharness_trainer.engines.hf import HfConfig, HfEngine
@@ -217,6 +217,20 @@ async def test_weights_are_refused_while_sampling(engine, new_folder):
     await engine.load_weights(new_folder, 1)  # a cancelled request does not stand in the way
     generation = await engine.generate(request("after"))
     assert gap(new_folder, PROMPT, generation, 1.0) <= 1e-5
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_request_hands_over_what_it_has_sampled(engine, old_folder):
+    victim = asyncio.create_task(engine.generate(request("victim", max_tokens=800)))
+    active = engine._manager.batch_processor.scheduler.active_requests
+    while "victim" not in active or len(active["victim"].logprobs) < 3:
+        await asyncio.sleep(0.005)
+    victim.cancel()
+    with pytest.raises(SamplingCancelled) as caught:
+        await victim
+    cut = caught.value.generation
+    assert (len(cut.ids) >= 3, cut.finish_reason) == (True, "cancelled")
+    assert gap(old_folder, PROMPT, cut, 1.0) <= 1e-5
 
 
 @pytest.mark.anyio

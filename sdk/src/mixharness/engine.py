@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -47,11 +49,19 @@ class Generation:
     logprobs: tuple[float, ...]
     versions: tuple[VersionSpan, ...]
     finish_reason: str
-    """`stop` or `length`."""
+    """`stop`, `length`, or `cancelled` in a `SamplingCancelled`."""
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
             raise ValueError(f"engine gave {len(self.ids)} ids but {len(self.logprobs)} log-probs")
+
+
+class SamplingCancelled(asyncio.CancelledError):
+    """What `generate` may raise when its await is cancelled: it holds what was sampled so far."""
+
+    def __init__(self, generation: Generation) -> None:
+        super().__init__()
+        self.generation = generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +70,16 @@ class EngineTokenizer:
 
     tokenizer: Tokenizer
     renderer: str
-    """Name of the chat renderer, e.g. `qwen3`."""
+    """Name of the chat renderer: a family, e.g. `qwen3`, or `template` for `chat_template`."""
     context: int
     """Longest prompt plus completion, in tokens."""
+    chat_template: str = ""
+    """Jinja text of the model's own chat template; read when `renderer` is `template`."""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """What that template may name: `bos_token`, `eos_token`, …"""
+    rerender: bool = False
+    """Follow the template to the letter: where a delta would differ from it, the conversation is
+    rendered anew, which forks it. Otherwise such a template is refused."""
 
 
 class InferenceEngine(Component[ConfigT], ABC):
@@ -90,6 +107,8 @@ class InferenceEngine(Component[ConfigT], ABC):
         """Sample one completion. Cancelling the await frees the engine's slot within 1 s.
 
         Raises:
+            asyncio.CancelledError: the await was cancelled; a `SamplingCancelled` keeps the tokens
+                sampled so far on record, where they are never trained.
             EngineError: the engine died or refused; the rollout becomes an infra failure.
         """
 

@@ -15,6 +15,7 @@ from pydantic import model_validator
 from tokenizers import Tokenizer
 
 from mixharness.builtin.byte_tokenizer import byte_tokenizer
+from mixharness.chat_template import read_chat_template
 from mixharness.component import ComponentConfig
 from mixharness.engine import EngineTokenizer, GenerateRequest, Generation, InferenceEngine
 from mixharness.types import VersionSpan
@@ -34,6 +35,7 @@ class ScriptedConfig(ComponentConfig):
     tokenizer: str = ""
     """Folder with a `tokenizer.json`; empty for a built-in one of single bytes."""
     renderer: str = "qwen3"
+    """A family of chat templates, or `template` for the one in the tokenizer's folder."""
     context: int = 32768
     """Longest prompt plus completion, in tokens."""
 
@@ -57,6 +59,7 @@ class ScriptedEngine(InferenceEngine[ScriptedConfig]):
         self._played: Counter[str] = Counter()
         self._script: Callable[[str], str] | None = None
         self._tokenizer: Tokenizer | None = None
+        self._template, self._special_tokens = "", dict[str, str]()
 
     async def start(self) -> None:
         """Load tokenizer and script.
@@ -67,13 +70,19 @@ class ScriptedEngine(InferenceEngine[ScriptedConfig]):
         folder = self.config.tokenizer
         path = str(Path(folder) / "tokenizer.json")
         self._tokenizer = Tokenizer.from_file(path) if folder else byte_tokenizer()
+        if folder:
+            self._template, self._special_tokens = read_chat_template(Path(folder))
         self._script = _load(self.config.script) if self.config.script else None
 
     @property
     def tokenizer(self) -> EngineTokenizer:
         """The tokenizer; valid after `start`."""
         return EngineTokenizer(
-            tokenizer=self._loaded, renderer=self.config.renderer, context=self.config.context
+            tokenizer=self._loaded,
+            renderer=self.config.renderer,
+            context=self.config.context,
+            chat_template=self._template,
+            special_tokens=self._special_tokens,
         )
 
     @property

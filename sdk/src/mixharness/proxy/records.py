@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import orjson
 import xxhash
 
 from mixharness.engine import Generation
 from mixharness.proxy.admission import Plan
 from mixharness.proxy.chat import Answer, ChatMessage, ToolCall
-from mixharness.proxy.renderer import ParsedTurn
+from mixharness.proxy.rendering.turn import ParsedTurn
 from mixharness.types import Delivery, ModelCall
+
+_NO_TOOL = "invalid_tool_call"
 
 
 def make_answer(plan: Plan, turn: ParsedTurn, generation: Generation) -> Answer:
@@ -29,6 +32,24 @@ def make_answer(plan: Plan, turn: ParsedTurn, generation: Generation) -> Answer:
         finish_reason=generation.finish_reason,
         prompt_tokens=len(plan.prompt.ids),
         completion_tokens=len(generation.ids),
+    )
+
+
+def repaired(plan: Plan, turn: ParsedTurn, generation: Generation) -> ParsedTurn:
+    """Return a turn in which malformed calls are valid calls of a tool that does not exist (1.11).
+
+    The program answers those with an error, and its loop goes on. A call that was cut off by its
+    length stays text, as does one in a request without tools.
+    """
+    names = {tool.name for tool in plan.request.tools}
+    if not turn.malformed or not names or generation.finish_reason != "stop":
+        return turn
+    name = _NO_TOOL
+    while name in names:  # a real tool must not run
+        name += "_"
+    calls = tuple((name, orjson.dumps({"text": text}).decode()) for text in turn.malformed)
+    return replace(
+        turn, text=turn.prose, tool_calls=turn.tool_calls + calls, malformed=(), status="repaired"
     )
 
 

@@ -1,47 +1,55 @@
-"""Chat messages to token ids and back, through the package `renderers` (TOKENS_AND_TREES 1.5).
+"""Chat messages to token ids and back, for any template that proves it can be extended (1.5).
 
 Sampled ids are never tokenised again here: a conversation grows by deltas. Which ids belong to
-which message is the history's business.
+which message is the history's business; how a family or a template writes is rendering/'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
-import orjson
 import renderers
 import xxhash
-from renderers import ParsedToolCall, create_renderer
 
 from mixharness.engine import EngineTokenizer
 from mixharness.errors import TemplateError
-from mixharness.proxy.chat import ChatMessage, Tool
-from mixharness.proxy.templates import PROBE_BASE, PROBE_TOOLS, PROBES, TEMPLATES
+from mixharness.proxy.chat import ChatMessage, Tool, ToolCall
+from mixharness.proxy.dialects import BadRequest
+from mixharness.proxy.rendering.probes import PROBES, Pieces, Probe, misread, prove
+from mixharness.proxy.rendering.rules import (
+    CALLS_AS_TEXT,
+    TOOLS_IN_SYSTEM,
+    apply_rules,
+    find_rules,
+    split_turn,
+    with_tools,
+)
+from mixharness.proxy.rendering.turn import ParsedTurn
+from mixharness.proxy.templates import make_backend
 from mixharness.proxy.tokenizer_adapter import TokenizerAdapter
-from mixharness.proxy.tool_arguments import sampled_arguments
 
 _USER = ChatMessage(role="user", content="a")
-_RESULT = ChatMessage(role="tool", content="a")
+_EXAMPLE = ToolCall(id="call00001", name="NAME", arguments='{"ARGUMENT": "VALUE"}')
 _TAIL = 32
 """Ids of a prompt's end that tell a template whether the turn began inside reasoning."""
+_VERSION = "2"
+"""Of what rules and deltas do; part of the hash."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedTurn:
-    """A sampled turn as a harness may be shown it."""
-
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: tuple[tuple[str, str], ...] = ()
-    """(name, arguments), arguments exactly as sampled."""
-    status: str = "ok"
-    """`ok`, or `invalid` when a malformed tool call is shown as text."""
+T = TypeVar("T")
 
 
 class ChatRenderer:
     """Renders, extends and parses conversations of one engine's tokenizer.
+
+    Attributes:
+        stop_ids: tokens that end a sampled turn.
+        context: longest prompt plus completion, in tokens.
+        rules: names of the rules that this template needs (rendering/rules.py).
+        exceptions: what keeps differing from a whole rendering (rendering/probes.py).
+        rerenders: probes for which `extend` gives None, and what was wrong with each.
+        hash: over template, tokenizer, rules and versions.
 
     Raises:
         TemplateError: at construction, when the template is unknown here, a control token is not
@@ -49,35 +57,35 @@ class ChatRenderer:
     """
 
     def __init__(self, engine_tokenizer: EngineTokenizer) -> None:
-        name, tokenizer = engine_tokenizer.renderer, engine_tokenizer.tokenizer
-        template = TEMPLATES.get(name)
-        if template is None:
-            raise TemplateError(
-                f"no renderer here can extend the chat template {name!r}; "
-                f"these work: {', '.join(sorted(TEMPLATES))}"
-            )
-        missing = [token for token in template.tokens if tokenizer.token_to_id(token) is None]
-        if missing:
-            raise TemplateError(
-                f"the tokenizer cannot carry the chat template {name!r}: "
-                f"{' '.join(missing)} must each be one token"
-            )
-        self._adapter = TokenizerAdapter(tokenizer)
-        self._renderer = create_renderer(self._adapter, template.config())
-        self.stop_ids = tuple(sorted(self._renderer.get_stop_token_ids()))
         self.context = engine_tokenizer.context
-        self.hash = _hash(name, template.config(), tokenizer.to_str())
-        self._prove()
+        self._adapter = TokenizerAdapter(engine_tokenizer.tokenizer)
+        self._backend = make_backend(engine_tokenizer, self._adapter)
+        given = () if self._backend.reads_calls else (CALLS_AS_TEXT,)
+        self.rules = find_rules(self._backend.text, given) | self._backend.rules
+        if CALLS_AS_TEXT in self.rules:
+            self._backend.write_calls_as_text()
+        self.stop_ids = self._backend.stop_ids
+        self.end_strings = self._backend.end_strings
+        self.reasoning_tags = self._backend.reasoning_tags
+        self._opening = self._backend.render([_USER], ())[-_TAIL:]
+        self._example = self._write_example() if TOOLS_IN_SYSTEM in self.rules else ""
+        self.hash = self._hash(engine_tokenizer)
+        self.rerenders: dict[str, str] = {}
+        self.exceptions: frozenset[str] = frozenset()
+        self._prove(engine_tokenizer.rerender)
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[int]:
-        """Return the ids of a conversation's beginning, generation prompt included."""
-        return list(
-            self._renderer.render_ids(
-                [self._message(message) for message in messages],
-                tools=self._tools(tools),
-                add_generation_prompt=True,
-            )
-        )
+        """Return the ids of a conversation's beginning, generation prompt included.
+
+        Raises:
+            BadRequest: the template refuses this conversation.
+        """
+        ready = [self._escaped(message) for message in messages]
+        listed = [replace(tool, **self._adapter.escape(_fields(tool))) for tool in tools]
+        if listed and TOOLS_IN_SYSTEM in self.rules:
+            ready, listed = with_tools(ready, listed, self._example), []
+        ruled = apply_rules(ready, self.rules, beginning=True)
+        return _asked(lambda: self._backend.render(ruled, listed))
 
     def extend(
         self,
@@ -92,109 +100,144 @@ class ChatRenderer:
             prompt: ids before the turn; only the last few are looked at.
             turn: the turn's ids as sampled. One cut off by its length gets closing tokens here.
             messages: what came after it; no assistant message. May be empty.
-            tools: the conversation's tools.
+            tools: the conversation's tools; no template repeats them.
 
         Returns:
-            The delta, at a cost that does not depend on history; None if the template cannot.
+            The delta, at a cost that does not depend on history; None if the conversation has to
+            be rendered anew.
+
+        Raises:
+            BadRequest: the template refuses these messages.
         """
-        tail = list(prompt[-_TAIL:])
-        # A closed turn's reasoning state is settled, so its last id says all there is to know.
-        known = tail + list(turn[-1:] if turn and turn[-1] in self.stop_ids else turn)
-        rendered = self._renderer.bridge_to_next_turn(
-            tail,
-            known[len(tail) :],
-            [self._message(message) for message in messages or [_USER]],
-            tools=self._tools(tools),
-        )
-        if rendered is None or rendered.token_ids[: len(known)] != known:
+        if self._rerendered(messages):
             return None
-        delta = list(rendered.token_ids[len(known) :])
-        if messages:
-            return delta
-        # What the template puts outside of messages is what stands between two turns.
-        owners = rendered.message_indices[len(known) :]
-        return [token for token, owner in zip(delta, owners, strict=True) if owner < 0]
+        ready = [self._escaped(message) for message in messages]
+        ruled = apply_rules(ready, self.rules, beginning=False)
+        return _asked(lambda: self._backend.extend(list(prompt[-_TAIL:]), turn, ruled))
 
     def turn_ids(self, message: ChatMessage) -> list[int]:
         """Return an assistant message nobody sampled, as a policy would have sampled it.
 
         From after the generation prompt to the end-of-turn token. Environment, never trained.
+
+        Raises:
+            BadRequest: the template refuses this message.
         """
-        # A tool result follows, because templates drop reasoning that a user message follows.
-        conversation = [self._message(m) for m in (_USER, message, _RESULT)]
-        rendered = self._renderer.render(conversation)
-        spans = zip(
-            rendered.token_ids, rendered.message_indices, rendered.sampled_mask, strict=True
-        )
-        return [token for token, index, sampled in spans if index == 1 and sampled]
+        return _asked(lambda: self._turn_ids(message))
 
-    def parse(self, sampled_ids: Sequence[int]) -> ParsedTurn:
-        """Return the message in sampled ids; a malformed tool call becomes text."""
-        parsed = self._renderer.parse_response(list(sampled_ids))
-        calls: list[tuple[str, str]] = []
-        text = [parsed.content] if parsed.content else []
-        for attempt in parsed.tool_calls:
-            call = _tool_call(attempt)
-            if call is None:
-                text.append(f"<tool_call>\n{attempt.raw}\n</tool_call>")
-            else:
-                calls.append(call)
-        return ParsedTurn(
-            text="\n".join(text),
-            reasoning=parsed.reasoning_content or "",
-            tool_calls=tuple(calls),
-            status="ok" if len(calls) == len(parsed.tool_calls) else "invalid",
-        )
+    def parse(
+        self, sampled_ids: Sequence[int], prompt: Sequence[int] = (), tools: Sequence[Tool] = ()
+    ) -> ParsedTurn:
+        """Return the message in sampled ids; a malformed tool call becomes text.
 
-    def _message(self, message: ChatMessage) -> dict[str, Any]:
+        Args:
+            sampled_ids: as the engine gave them.
+            prompt: ids before them; without any, those that every conversation ends with.
+            tools: tell the types of arguments in formats that do not write them as JSON.
+        """
+        tail = list(prompt[-_TAIL:]) if prompt else self._opening
+        try:
+            return self._backend.parse(sampled_ids, tail, tools)
+        except RecursionError:  # JSON nested beyond reading
+            stopped = bool(sampled_ids) and sampled_ids[-1] in self.stop_ids
+            return ParsedTurn(
+                text=self.decode(sampled_ids[: -1 if stopped else None]), status="invalid"
+            )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, control tokens spelled out."""
+        return self._adapter.decode(ids)
+
+    def pieces(
+        self, base: Sequence[ChatMessage], probe: Probe, tools: Sequence[Tool]
+    ) -> Pieces | None:
+        """Render a probe by deltas and whole; None when it cannot be extended."""
+        ids = self.render(base, tools)
+        for message, after in probe.rounds:
+            turn = self.turn_ids(message)
+            delta = self.extend(ids, turn, after, tools)
+            if delta is None:
+                return None
+            ids += turn + delta
+        later = [m for message, after in probe.rounds for m in (message, *after)]
+        return Pieces(ids, self.render([*base, *later], tools))
+
+    def _turn_ids(self, message: ChatMessage) -> list[int]:
+        first, *rest = (
+            ruled
+            for part in split_turn(self._escaped(message), self.rules)
+            for ruled in apply_rules([part], self.rules, beginning=False)
+        )
+        ids = self._backend.turn_ids(first)
+        for part in rest:
+            between = self._backend.extend(self._opening, ids, ()) or []
+            ids += between + self._backend.turn_ids(part)
+        return ids
+
+    def _escaped(self, message: ChatMessage) -> ChatMessage:
+        """Return a message in which no control string is control."""
         escape = self._adapter.escape
-        out: dict[str, Any] = {"role": message.role, "content": escape(message.content)}
-        if message.reasoning:
-            out["reasoning_content"] = escape(message.reasoning)
-        if message.tool_calls:
-            out["tool_calls"] = [
-                {"function": {"name": escape(c.name), "arguments": escape(c.arguments)}}
-                for c in message.tool_calls
-            ]
-        return out
-
-    def _tools(self, tools: Sequence[Tool]) -> list[Any] | None:
-        """Return tools in the form chat templates were trained on."""
-        functions = (
-            {"name": t.name, "description": t.description, "parameters": dict(t.parameters)}
-            for t in tools
+        return replace(
+            message,
+            content=escape(message.content),
+            reasoning=escape(message.reasoning),
+            name=escape(message.name),
+            tool_calls=tuple(
+                replace(call, name=escape(call.name), arguments=escape(call.arguments))
+                for call in message.tool_calls
+            ),
         )
-        wrapped = [{"type": "function", "function": self._adapter.escape(f)} for f in functions]
-        return wrapped or None
 
-    def _prove(self) -> None:
-        """Check that a delta gives the very ids of a whole rendering, on probe conversations."""
-        for probe in PROBES:
-            base = self.render(PROBE_BASE, PROBE_TOOLS)
-            turn = self.turn_ids(probe.turn)
-            delta = self.extend(base, turn, probe.after, PROBE_TOOLS)
-            whole = self.render([*PROBE_BASE, probe.turn, *probe.after], PROBE_TOOLS)
-            if delta is None or base + turn + delta != whole:
-                raise TemplateError(
-                    f"probe {probe.name!r}: extending a conversation and rendering it whole give "
-                    "different token ids, so sampled tokens could not be kept as they are"
-                )
+    def _write_example(self) -> str:
+        ids = self._turn_ids(ChatMessage(role="assistant", tool_calls=(_EXAMPLE,)))
+        return self._adapter.decode(ids[:-1]).strip()
+
+    def _rerendered(self, messages: Sequence[ChatMessage]) -> bool:
+        """Say whether a probe like this one failed."""
+        results_only = all(message.role == "tool" for message in messages)
+        return any(not results_only or probe.results_only for probe in self._differing)
+
+    def _prove(self, rerender: bool) -> None:
+        """Check that deltas give the very ids of whole renderings, on probe conversations."""
+        self._differing: list[Probe] = []
+        if wrong := misread(self):
+            raise TemplateError(f"probe 'parse': a turn with one tool call is read as {wrong}")
+        passed, failed = prove(self)
+        if failed and not rerender:
+            name, problem = next(iter(failed.items()))
+            raise TemplateError(
+                f"probe {name!r}: {problem}, so sampled tokens could not be kept as they are"
+            )
+        if rerender:
+            self._differing = [p for p in PROBES if p.name in failed or passed.get(p.name)]
+            self.rerenders = failed | {n: ", ".join(sorted(e)) for n, e in passed.items() if e}
+        else:
+            self.exceptions = frozenset().union(*passed.values())
+
+    def _hash(self, engine_tokenizer: EngineTokenizer) -> str:
+        parts = (
+            engine_tokenizer.renderer,
+            renderers.__version__,
+            self._backend.identity,
+            str(engine_tokenizer.rerender),
+            " ".join(sorted(self.rules)),
+            _VERSION,
+            engine_tokenizer.tokenizer.to_str(),
+        )
+        return xxhash.xxh3_128_hexdigest("\0".join(parts).encode())
 
 
-def _tool_call(attempt: ParsedToolCall) -> tuple[str, str] | None:
-    """Return name and exact arguments, or None for what no harness could run."""
-    if attempt.status != "ok" or not isinstance(attempt.name, str):
-        return None
-    if not isinstance(attempt.arguments, dict):
-        return None
-    arguments = sampled_arguments(attempt.raw)
+def _fields(tool: Tool) -> dict[str, object]:
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": dict(tool.parameters),
+    }
+
+
+def _asked(render: Callable[[], T]) -> T:
+    """Call a template with messages of a harness; what it refuses is the request's fault."""
     try:
-        orjson.loads(arguments)  # Python's own parser lets NaN pass
-    except orjson.JSONDecodeError:
-        return None
-    return attempt.name, arguments
-
-
-def _hash(name: str, config: Any, tokenizer_json: str) -> str:
-    parts = (name, renderers.__version__, config.model_dump_json(), tokenizer_json)
-    return xxhash.xxh3_128_hexdigest("\0".join(parts).encode())
+        return render()
+    except Exception as exc:  # a template raises what it likes on messages it does not want
+        raise BadRequest(f"messages: the chat template cannot carry this: {exc}") from exc

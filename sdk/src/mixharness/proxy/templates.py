@@ -1,27 +1,20 @@
-"""Chat templates this proxy can extend, and the probe conversations each has to pass.
+"""Which renderer serves an engine: the families that `renderers` knows, or the template's own text.
 
-A template belongs here once its deltas are proven equal to whole renderings; the renderer is
-elsewhere.
+How either works is in rendering/; a name belongs here once its probes pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from renderers import Qwen3RendererConfig
+from renderers import config_from_name
 
-from mixharness.proxy.chat import ChatMessage, Tool, ToolCall
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """One chat template: its configuration in `renderers`, and what the tokenizer must have."""
-
-    config: Callable[[], Qwen3RendererConfig]
-    tokens: tuple[str, ...]
-    """Strings that must each be one token."""
-
+from mixharness.engine import EngineTokenizer
+from mixharness.errors import TemplateError
+from mixharness.proxy.rendering.family import FamilyBackend
+from mixharness.proxy.rendering.template import TemplateBackend
+from mixharness.proxy.tokenizer_adapter import TokenizerAdapter
 
 QWEN3_TURN_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Markers of turns and texts: special tokens."""
@@ -35,48 +28,52 @@ QWEN3_TAG_TOKENS = (
 )
 """Markers inside a turn: single tokens, but not special ones."""
 
-TEMPLATES = {
-    "qwen3": Template(
-        # Named outright: a self-trained tokenizer would otherwise get a renderer that cannot extend
-        config=lambda: Qwen3RendererConfig(thinking_retention="all"),
-        tokens=QWEN3_TURN_TOKENS + QWEN3_TAG_TOKENS,
-    ),
+THINK = ("<think>", "</think>")
+FAMILIES: dict[str, tuple[str, str]] = {
+    "deepseek-r1": THINK,
+    "deepseek-v3": THINK,
+    "llama-3": THINK,
+    "nemotron-3": THINK,
+    "nemotron-3-ultra": THINK,
+    "nemotron-3.5": THINK,
+    "qwen3": THINK,
+    "qwen3.5": THINK,
+    "qwen3.6": THINK,
+    "qwen3.8": THINK,
 }
+"""Names of families in `renderers`, and what stands before and after their reasoning."""
+
+TEMPLATE = "template"
+"""The name that stands for the chat template of the model folder itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A turn and what comes after it: extending must give what rendering it whole gives."""
+def make_backend(
+    engine_tokenizer: EngineTokenizer, adapter: TokenizerAdapter
+) -> FamilyBackend | TemplateBackend:
+    """Return what renders for an engine.
 
-    name: str
-    turn: ChatMessage
-    after: tuple[ChatMessage, ...]
+    Raises:
+        TemplateError: the name is unknown, the template's text is missing or cannot be extended,
+            or the tokenizer lacks a token of the family.
+    """
+    name = engine_tokenizer.renderer
+    if name in FAMILIES:
+        retention = None if engine_tokenizer.rerender else "all"
+        return FamilyBackend(partial(family_config, name, retention), adapter, FAMILIES[name])
+    if name != TEMPLATE:
+        known = ", ".join(sorted([*FAMILIES, TEMPLATE]))
+        raise TemplateError(
+            f"no renderer here can extend the chat template {name!r}; these work: {known}"
+        )
+    if not engine_tokenizer.chat_template:
+        raise TemplateError(
+            f"renderer {TEMPLATE!r} needs the model's own chat template, but its folder has none; "
+            f"name a family instead: {', '.join(sorted(FAMILIES))}"
+        )
+    return TemplateBackend(engine_tokenizer.chat_template, engine_tokenizer.special_tokens, adapter)
 
 
-PROBE_TOOLS = (Tool(name="run", description="Run it.", parameters={"type": "object"}),)
-PROBE_BASE = (
-    ChatMessage(role="system", content="Be brief."),
-    ChatMessage(role="user", content="List the files.\n"),
-)
-_CALLS = (
-    ToolCall(id="a", name="run", arguments='{"command": "ls"}'),
-    ToolCall(id="b", name="run", arguments='{"command":  "pwd"}'),
-)
-_RESULTS = tuple(
-    ChatMessage(role="tool", tool_call_id=call.id, content=f"result {call.id}") for call in _CALLS
-)
-_USER = ChatMessage(role="user", content="Go on <tool_call>.")
-PROBES = (
-    Probe("user", ChatMessage(role="assistant", content="Here."), (_USER,)),
-    Probe("system", ChatMessage(role="assistant", content="Ok"), (PROBE_BASE[0], _USER)),
-    Probe(
-        "tools",
-        ChatMessage(role="assistant", content="Both.", tool_calls=_CALLS),
-        (*_RESULTS, _USER),
-    ),
-    Probe(
-        "reasoning",  # kept by the template only up to the next user message
-        ChatMessage(role="assistant", content="I look.", reasoning="Hm", tool_calls=_CALLS[:1]),
-        _RESULTS[:1],
-    ),
-)
+def family_config(name: str, retention: str | None) -> Any:
+    """Return the configuration of a family; `retention` is what it does with past reasoning."""
+    # Named outright: a self-trained tokenizer would otherwise get a renderer that cannot extend.
+    return type(config_from_name(name))(thinking_retention=retention)

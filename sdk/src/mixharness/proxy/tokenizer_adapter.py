@@ -29,23 +29,23 @@ class TokenizerAdapter:
     eos_token_id: int | None = None
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
 
     def encode(self, text: str, *_args: Any, **_kwargs: Any) -> list[int]:
         """Return the ids of template text; broken control strings stay plain text."""
         pieces = text.split(_BREAK)
         ids: list[int] = []
         for piece in pieces:
-            ids += self._tokenizer.encode(piece, add_special_tokens=False).ids
+            ids += self.tokenizer.encode(piece, add_special_tokens=False).ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *_args: Any, **_kwargs: Any) -> str:
         """Return the text of ids, control tokens spelled out."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def convert_tokens_to_ids(self, tokens: str) -> int | None:
         """Return the id of one token's string, or None."""
-        return self._tokenizer.token_to_id(tokens)
+        return self.tokenizer.token_to_id(tokens)
 
     def escape(self, value: Any) -> Any:
         """Return JSON-like `value` with every control string in its texts broken up."""
@@ -58,8 +58,16 @@ class TokenizerAdapter:
         return value
 
     @cached_property
+    def control(self) -> re.Pattern[str]:
+        """Match a control string, the longest first; nothing when there are none."""
+        names = sorted(self._control_strings, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, names)) or "(?!)")
+
+    @cached_property
     def _control_starts(self) -> re.Pattern[str]:
         """Match the first character of every control string, overlapping ones included."""
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        names = "|".join(sorted(re.escape(token.content) for token in added))
-        return re.compile(f"(?=(?:{names}))." if names else "(?!)", re.DOTALL)
+        return re.compile(f"(?=(?:{self.control.pattern})).", re.DOTALL)
+
+    @cached_property
+    def _control_strings(self) -> list[str]:
+        return [token.content for token in self.tokenizer.get_added_tokens_decoder().values()]

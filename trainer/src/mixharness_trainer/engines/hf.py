@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
+from mixharness.chat_template import read_chat_template
 from mixharness.component import ComponentConfig
 from mixharness.engine import (
     EngineTokenizer,
@@ -26,6 +27,7 @@ from mixharness.engine import (
     Generation,
     InferenceEngine,
     Sampling,
+    SamplingCancelled,
 )
 from mixharness.errors import EngineError
 from mixharness.types import VersionSpan
@@ -49,6 +51,9 @@ class HfConfig(ComponentConfig):
     model: str = ""
     """Model folder; empty when the run makes the model itself and fills this in."""
     renderer: str = "qwen3"
+    """A family of chat templates, or `template` for the model folder's own (docs/tokens.md)."""
+    rerender: bool = False
+    """Follow the template to the letter and fork where that changes history; see docs/tokens.md."""
     context: int = Field(default=0, ge=0)
     """Longest prompt plus completion in tokens; 0 means the model's own limit."""
     device: str = "auto"
@@ -168,8 +173,14 @@ class HfEngine(InferenceEngine[HfConfig]):
         context = self.config.context or model.config.get_text_config().max_position_embeddings
         tokenizer = hf_model.load_tokenizer(folder)
         self._manager = hf_model.make_manager(model, self._batching(model, context))
+        template, special_tokens = read_chat_template(folder)
         self._tokenizer = EngineTokenizer(
-            tokenizer=tokenizer, renderer=self.config.renderer, context=context
+            tokenizer=tokenizer,
+            renderer=self.config.renderer,
+            context=context,
+            chat_template=template,
+            special_tokens=special_tokens,
+            rerender=self.config.rerender,
         )
         self._model = model
 
@@ -236,9 +247,14 @@ class HfEngine(InferenceEngine[HfConfig]):
             if accepted is None:
                 raise EngineError(self._death(manager))
             return await future
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as exc:
+            ids, logprobs = hf_model.sampled_so_far(manager, request_id)
             manager.cancel_request(request_id)
-            raise
+            versions = (VersionSpan(self._policy_version, 0, len(ids)),)
+            cut = Generation(
+                ids=ids, logprobs=logprobs, versions=versions, finish_reason="cancelled"
+            )
+            raise SamplingCancelled(cut) from exc
         finally:
             self._waiting.pop(request_id, None)
             manager.output_router.result_handlers.pop(request_id, None)

@@ -109,6 +109,20 @@ def make_manager(model: PreTrainedModel, batching: Mapping[str, Any]) -> Continu
     return manager
 
 
+def sampled_so_far(
+    manager: ContinuousBatchingManager, request_id: str
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return the ids and log-probs of a request that is still being sampled; none of another."""
+    processor = manager.batch_processor
+    state = processor.scheduler.active_requests.get(request_id) if processor else None
+    if state is None:
+        return (), ()
+    output = state.to_generation_output()
+    # The sampling thread goes on meanwhile, and appends an id before its log-prob.
+    length = min(len(output.generated_tokens), len(output.logprobs))
+    return tuple(output.generated_tokens[:length]), tuple(output.logprobs[:length])
+
+
 def drop_cache(manager: ContinuousBatchingManager) -> None:
     """Forget all keys and values; call while the manager is paused and nothing is awaited."""
     processor = manager.batch_processor

@@ -1,0 +1,1 @@
+"""What stands behind `proxy/renderer.py`: families, chat templates, rules, probes, parsers."""
