@@ -1,10 +1,13 @@
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import psutil
 import pytest
 
@@ -15,10 +18,11 @@ from mixharness.engine import GenerateRequest, Generation
 from mixharness.harness import Harness, Session
 from mixharness.proxy.admission import ProxySettings
 from mixharness.proxy.app import Proxy
+from mixharness.proxy.log import CALLS
 from mixharness.rollout.run_one import run_one
 from mixharness.rollout.store import RunStore
 from mixharness.rollout.types import HarnessSlot, RolloutRequest, Runner, RunnerSettings
-from mixharness.sandbox import Workspace
+from mixharness.sandbox import Sandbox, SandboxSpec, Workspace
 from mixharness.types import FailureKind, HarnessExit, Limits, Rollout, Score, Task
 from mixharness.verifier import Verifier
 
@@ -233,6 +237,38 @@ async def test_a_hang_is_the_policys_and_what_it_did_before_counts(bench: Bench)
     done = await kind_and_score(bench.run(script="cp in out; sleep 4722"))
     assert done == (FailureKind.AGENT_TIMEOUT, 1.0)
     assert not alive("4722")
+
+
+class Undying(LocalSandboxBackend):
+    """A sandbox in which a process cannot be killed, as one that waits for a dead disk."""
+
+    @asynccontextmanager
+    async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        async with super().open(spec) as sandbox:
+
+            async def processes() -> int:
+                return 1
+
+            sandbox.processes = processes  # type: ignore[method-assign]
+            yield sandbox
+
+
+async def test_what_does_not_settle_is_the_infrastructures(bench: Bench) -> None:
+    bench.settings = RunnerSettings(settle_limit_s=0.2)
+    runner = await bench.runner()
+    runner = replace(runner, sandbox=Undying(bench.sandbox))
+    done = await kind_and_score(run_one(runner, bench.request(script="cp in out")))
+    assert done == (FailureKind.SETTLE_TIMEOUT, None)
+
+
+async def test_calls_on_no_live_branch_are_noted_at_assembly(bench: Bench) -> None:
+    """Two questions that have nothing in common: of two chains the later one stays."""
+    rollout = await bench.run(script="cp in out", calls=2)
+    lines = (bench.store.path(rollout.id) / CALLS).read_bytes().splitlines()
+    events = [orjson.loads(line) for line in lines]
+    assert [e for e in events if e["event"] == "superseded"] == [
+        {"event": "superseded", "id": "call_0", "reason": "losing_chain"}
+    ]
 
 
 async def test_the_agent_clock_does_not_count_sampling(bench: Bench) -> None:

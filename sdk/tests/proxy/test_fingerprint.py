@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from mixharness.proxy.chat import ChatMessage, ChatRequest, Tool, ToolCall
-from mixharness.proxy.fingerprint import Fingerprinter, chain, first_difference, tool_defaults
+from mixharness.proxy.chat import ChatMessage, Tool, ToolCall
+from mixharness.proxy.fingerprint import Fingerprinter, chain_of, first_difference, tool_defaults
 from mixharness.proxy.rules import MatchRule
 
 SCHEMA = {"properties": {"replace_all": {"default": False}, "n": {"default": 1}}}
@@ -18,7 +18,7 @@ def edit(arguments, **about):
 def same(one, two, rules=()):
     fingerprinter = Fingerprinter(rules)
     root = fingerprinter.root(TOOLS)
-    first, second = fingerprinter.messages(root, ChatRequest(messages=(one, two), tools=TOOLS))
+    first, second = fingerprinter.messages(root, (one, two), TOOLS)
     return first == second
 
 
@@ -60,9 +60,9 @@ def test_match_rules_of_a_harness_apply():
 def test_chain_depends_on_order_and_tools():
     fingerprinter = Fingerprinter()
     root, prints = fingerprinter.root(TOOLS), [b"a", b"b"]
-    assert chain(root, prints)[:2] == chain(root, [b"a"])
-    assert chain(root, prints)[-1] != chain(root, [b"b", b"a"])[-1]
-    assert chain(fingerprinter.root(()), [])[0] != root
+    assert chain_of(root, prints)[:2] == chain_of(root, [b"a"])
+    assert chain_of(root, prints)[-1] != chain_of(root, [b"b", b"a"])[-1]
+    assert chain_of(fingerprinter.root(()), [])[0] != root
 
 
 def test_first_difference_names_the_span():

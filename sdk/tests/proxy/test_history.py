@@ -1,12 +1,13 @@
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixharness.builtin.byte_tokenizer import byte_tokenizer
 from mixharness.engine import EngineTokenizer, Generation
 from mixharness.harness import CallIdentity
-from mixharness.proxy.admission import Plan
+from mixharness.proxy.admission import Plan, lane_of
 from mixharness.proxy.chat import ChatMessage, ChatRequest, Tool
 from mixharness.proxy.fingerprint import Fingerprinter
 from mixharness.proxy.history import History
@@ -31,15 +32,18 @@ class Talk:
         self.recorder = Recorder(rollout_id="r", temperature=1.0, renderer_hash="", began=0.0)
         self.calls = {}
 
+    def request(self, messages):
+        return ChatRequest(messages=tuple(messages), tools=TOOLS)
+
     def ask(self, messages, turn, agent=""):
-        request = ChatRequest(messages=tuple(messages), tools=TOOLS)
-        prints = self.history.prints(request)
-        resolved = self.history.resolve(request, agent, prints)
+        request, identity = self.request(messages), CallIdentity(agent=agent)
+        prints = self.history.prints(request, lane_of(identity))
+        resolved = self.history.resolve(request, lane_of(identity), prints)
         prompt = build_prompt(RENDERER, request, resolved, self.history.shared_ids(resolved))
         ids = tuple(TOKENIZER.encode(turn, add_special_tokens=False).ids)
         plan = Plan(
             index=len(self.calls),
-            identity=CallIdentity(agent=agent),
+            identity=identity,
             request=request,
             resolved=resolved,
             prompt=prompt,
@@ -50,7 +54,7 @@ class Talk:
         sampled = Generation(ids=ids, logprobs=(0.0,) * len(ids), versions=(), finish_reason="stop")
         call = self.recorder.record(plan, Outcome(generation=sampled))
         shown = shown_message(make_answer(plan, RENDERER.parse(ids), sampled))
-        self.history.add(call, resolved, request, shown)
+        self.history.add(call, plan, shown)
         self.calls[call.id] = call
         assert list(prompt.ids) == self.prompt(call)
         return call, shown
@@ -106,8 +110,9 @@ def test_changed_tools_replay_the_whole_conversation():
     talk = Talk()
     one, shown = talk.ask([USER], CALLING)
     request = ChatRequest(messages=(USER, shown, USER), tools=(*TOOLS, *TOOLS))
-    prints = talk.history.prints(request)
-    resolved = talk.history.resolve(request, "", prints)
+    lane = lane_of(CallIdentity())
+    prints = talk.history.prints(request, lane)
+    resolved = talk.history.resolve(request, lane, prints)
     assert (resolved.parent, resolved.fork) == (None, "tools_changed")
     prompt = build_prompt(RENDERER, request, resolved, talk.history.shared_ids(resolved))
     start, end = prompt.replayed[0]
@@ -175,7 +180,9 @@ def test_whatever_is_edited_sampled_ids_are_never_tokenised_again(rounds, data):
     assert call.fork.endswith("_changed")
 
 
-def test_only_what_is_new_is_tokenised(monkeypatch):
+@pytest.fixture
+def encoded(monkeypatch):
+    """Lengths of the texts that were tokenised."""
     encoded = []
     encode = TokenizerAdapter.encode
 
@@ -184,6 +191,24 @@ def test_only_what_is_new_is_tokenised(monkeypatch):
         return encode(self, text, *args, **options)
 
     monkeypatch.setattr(TokenizerAdapter, "encode", counting)
+    return encoded
+
+
+def test_a_block_that_moves_to_the_end_costs_only_what_is_new(encoded):
+    """Every request drops a message from the middle: what stands before it is shared."""
+    talk, messages, costs = Talk(), [replace(USER, content="x" * 5000)], []
+    for number in range(9):
+        encoded.clear()
+        block = ChatMessage(role="user", content=f"Block {number}.")
+        call, shown = talk.ask([*messages, block], CALLING)
+        costs.append(sum(encoded))
+        messages += [shown, ChatMessage(role="tool", content="y" * 100)]
+    assert call.fork == "user_changed"
+    assert len(set(costs[2:])) == 1
+    assert costs[2] < 1000
+
+
+def test_only_what_is_new_is_tokenised(encoded):
     talk, messages, costs = Talk(), [replace(USER, content="x" * 5000)], []
     for _ in range(9):
         encoded.clear()

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from mixharness.proxy.bodies import KEY_FRAME_EVERY, Body, BodyWriter, read_bodies
-from mixharness.proxy.log import BODIES, CALLS, CallLog, read_calls
-from mixharness.types import Delivery, ModelCall, VersionSpan
+from mixharness.proxy.log import BODIES, CALLS, CallLog, note_superseded, read_calls
+from mixharness.types import CallRole, Delivery, ModelCall, VersionSpan
 
 
 def make(index):
@@ -25,11 +27,18 @@ async def test_events_are_worked_in(tmp_path):
     await log.sampled(make(0), b"q", b"a")
     log.duplicate("call_0")
     log.delivery("call_0", Delivery.DELIVERED)
-    log.superseded("call_1", "a sibling was continued")
+    log.identified(replace(make(1), role=CallRole.AUXILIARY, agent="title"))
     log.close()
+    note_superseded(tmp_path, {"call_1": "superseded"})
     first, second = read_calls(tmp_path)
     assert (first.id, first.delivery, first.duplicates) == ("call_0", Delivery.DELIVERED, 1)
     assert second.delivery is Delivery.UNKNOWN
+    assert (second.role, second.agent) == (CallRole.AUXILIARY, "title")
+    assert (
+        (tmp_path / CALLS)
+        .read_bytes()
+        .endswith(b'{"event":"superseded","id":"call_1","reason":"superseded"}\n')
+    )
     assert first.logprobs == make(0).logprobs
     assert first.versions == make(0).versions
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mixharness.errors import ConfigError
+from mixharness.weights_rules import note_rules
 from mixharness_trainer.policy import Policy, optimizer_state
 
 log = structlog.get_logger()
@@ -61,6 +62,7 @@ def save_checkpoint(
     target = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     target.chmod(0o755)
     policy.save(target)
+    note_rules(target, render_rules)
     (target / "trainer").mkdir()
     save_file(_tensors(policy), target / _TENSORS)
     state = _state(policy, render_rules, loop or {})

@@ -29,6 +29,7 @@ from mixharness.plugins import Registry
 from mixharness.runs import Run, collect_rollouts, evaluate, open_run
 from mixharness.types import Rollout, Task
 from mixharness.viewer import RunProgress, summary_table
+from mixharness.weights_rules import rules_of_run
 from mixharness_trainer.before import check, claim
 from mixharness_trainer.checkpoint import save_checkpoint
 from mixharness_trainer.cold_start import ColdStart, cold_start
@@ -91,7 +92,8 @@ async def _train(config: RunConfig, registry: Registry, run_dir: Path) -> dict[s
                 run.trackers.log(metrics, step)
                 progress.step(metrics)
                 if step % settings.checkpoint_every == 0 or step == settings.steps:
-                    save_checkpoint(policy, run_dir / "checkpoint")
+                    rules = rules_of_run(config, registry)
+                    save_checkpoint(policy, run_dir / "checkpoint", render_rules=rules)
             after = await _held_out(run, "eval-after", progress)
     wall_s = time.monotonic() - started
     outcome = Outcome(before=before, after=after, steps=settings.steps, wall_s=wall_s)
@@ -115,7 +117,7 @@ async def _step(
     collected = time.monotonic()
     for rollout in rollouts:
         run.trackers.log_rollout(rollout, step)
-    grouped = group_rollouts(rollouts, optimizer.min_group_size)
+    grouped = group_rollouts(rollouts, optimizer.min_group_size, run.config.pruning)
     learned: dict[str, Any] = {}
     if grouped.groups:
         learned = await anyio.to_thread.run_sync(

@@ -12,9 +12,9 @@ from mixharness.engine import InferenceEngine
 from mixharness.harness import CallIdentity, Harness, RequestView
 from mixharness.proxy.chat import Answer, ChatRequest
 from mixharness.proxy.gate import Gate
-from mixharness.proxy.history import Resolved
 from mixharness.proxy.prompt import Prompt
 from mixharness.proxy.renderer import ChatRenderer
+from mixharness.proxy.resolved import Resolved
 from mixharness.types import Limits
 
 
@@ -98,6 +98,8 @@ class Plan:
 
     index: int
     identity: CallIdentity
+    guessed: bool = False
+    """The harness gave no hint: who made the call was told from its structure."""
     request: ChatRequest
     resolved: Resolved
     prompt: Prompt
@@ -110,6 +112,21 @@ class Plan:
     def call_id(self) -> str:
         """Return the call's id, unique in the rollout."""
         return f"call_{self.index}"
+
+    @property
+    def begins_anew(self) -> bool:
+        """Say whether the lane had a history of which nothing is held any more."""
+        return bool(self.resolved.fork) and not self.resolved.held
+
+    @property
+    def lane(self) -> str:
+        """Return the conversation the call belongs to."""
+        return lane_of(self.identity)
+
+
+def lane_of(identity: CallIdentity) -> str:
+    """Return the name of an agent's conversation; what it asks on the side has one of its own."""
+    return f"{identity.role}/{identity.agent}"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import xxhash
 
-from mixharness.proxy.chat import ChatMessage, ChatRequest, Tool
+from mixharness.proxy.chat import ChatMessage, Tool
 from mixharness.proxy.rules import MatchRule
 
 _EXACT = 2**53
@@ -29,20 +29,30 @@ class Fingerprinter:
     def __init__(self, rules: Sequence[MatchRule] = ()) -> None:
         self._rules = tuple(rules)
         self._seen: dict[tuple[bytes, ChatMessage], bytes] = {}
+        self._root: tuple[Sequence[Tool], bytes] = ((), _root(()))
 
     def root(self, tools: Sequence[Tool]) -> bytes:
         """Return the fingerprint of a tool list, where every chain begins."""
-        listed = [[tool.name, tool.description, dict(tool.parameters)] for tool in tools]
-        return xxhash.xxh3_128_digest(_dumps(listed))
+        if tools is not self._root[0]:  # one request's are asked for more than once
+            self._root = (tools, _root(tools))
+        return self._root[1]
 
-    def messages(self, root: bytes, request: ChatRequest) -> list[bytes]:
-        """Return one fingerprint per message; position does not count."""
+    def messages(
+        self, root: bytes, messages: Sequence[ChatMessage], tools: Sequence[Tool]
+    ) -> list[bytes]:
+        """Return one fingerprint per message; position does not count.
+
+        Args:
+            root: the fingerprint of `tools`.
+            messages: of a request, or shown.
+            tools: their schemas' defaults count as given.
+        """
         defaults: Mapping[str, Any] | None = None
         prints: list[bytes] = []
-        for message in request.messages:
+        for message in messages:
             known = self._seen.get((root, message))
             if known is None:
-                defaults = tool_defaults(request.tools) if defaults is None else defaults
+                defaults = tool_defaults(tools) if defaults is None else defaults
                 known = xxhash.xxh3_128_digest(self.canonical(message, defaults))
                 self._seen[root, message] = known
             prints.append(known)
@@ -57,14 +67,23 @@ class Fingerprinter:
         """
         for rule in self._rules:
             message = rule.apply(message)
-        calls = [
-            [call.name, _arguments(call.arguments, defaults.get(call.name, {}))]
-            for call in message.tool_calls
-        ]
-        return _dumps([message.role, message.content, message.reasoning, calls])
+        said = [message.role, message.content, message.reasoning]
+        try:
+            calls = [
+                [call.name, _arguments(call.arguments, defaults.get(call.name, {}))]
+                for call in message.tool_calls
+            ]
+            return _dumps([*said, calls])
+        except (orjson.JSONEncodeError, RecursionError):  # nested beyond comparing by value
+            return _dumps([*said, [[call.name, call.arguments] for call in message.tool_calls]])
 
 
-def chain(root: bytes, prints: Sequence[bytes]) -> list[bytes]:
+def _root(tools: Sequence[Tool]) -> bytes:
+    listed = [[tool.name, tool.description, dict(tool.parameters)] for tool in tools]
+    return xxhash.xxh3_128_digest(_dumps(listed))
+
+
+def chain_of(root: bytes, prints: Sequence[bytes]) -> list[bytes]:
     """Return chained fingerprints: item i covers the root and the first i messages."""
     links = [root]
     for link in prints:

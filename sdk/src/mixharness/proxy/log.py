@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,9 @@ class CallLog:
         """Write that a call's request came again and was given the same answer."""
         self._event("duplicate", id=call_id)
 
-    def superseded(self, call_id: str, reason: str) -> None:
-        """Write, at assembly, that a call is not on a live branch."""
-        self._event("superseded", id=call_id, reason=reason)
+    def identified(self, call: ModelCall) -> None:
+        """Write what a call turned out to be for, when later calls show it."""
+        self._event("identity", id=call.id, role=call.role, agent=call.agent)
 
     def close(self) -> None:
         """Close both files."""
@@ -60,13 +61,23 @@ class CallLog:
         self._bodies.close()
 
     def _event(self, event: str, **fields: Any) -> None:
-        self._calls.write(orjson.dumps({"event": event, **fields}) + b"\n")
+        self._calls.write(_line(event, **fields))
 
     def _settle(self, call: ModelCall, request: bytes, response: bytes) -> None:
         for kind, data in (("request", request), ("response", response)):
             self._bodies.append(Body(call=call.id, kind=kind, agent=call.agent, data=data))
         _sync(self._bodies.fileno())
         _sync(self._calls.fileno())
+
+
+def note_superseded(folder: Path, reasons: Mapping[str, str]) -> None:
+    """Write, at assembly, which calls are on no live branch, and why; the log is closed."""
+    with (folder / CALLS).open("ab") as file:
+        file.writelines(_line("superseded", id=id_, reason=why) for id_, why in reasons.items())
+
+
+def _line(event: str, **fields: Any) -> bytes:
+    return orjson.dumps({"event": event, **fields}) + b"\n"
 
 
 def read_calls(folder: Path) -> tuple[ModelCall, ...]:
@@ -87,6 +98,8 @@ def read_calls(folder: Path) -> tuple[ModelCall, ...]:
             calls[call["id"]] = call
         elif event["event"] == "delivery":
             calls[event["id"]]["delivery"] = event["delivery"]
+        elif event["event"] == "identity":
+            calls[event["id"]] |= {"role": event["role"], "agent": event["agent"]}
         elif event["event"] == "duplicate":
             duplicates[event["id"]] = duplicates.get(event["id"], 0) + 1
     merged = (call | {"duplicates": duplicates.get(id_, 0)} for id_, call in calls.items())

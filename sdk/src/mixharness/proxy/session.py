@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 import structlog
 
-from mixharness.engine import GenerateRequest, Generation, Sampling
+from mixharness.engine import GenerateRequest, Generation, Sampling, SamplingCancelled
 from mixharness.errors import EngineError, boundary
 from mixharness.harness import CallIdentity
 from mixharness.proxy.admission import (
@@ -23,10 +23,12 @@ from mixharness.proxy.admission import (
     Serving,
     SessionSpec,
     Ticket,
+    lane_of,
 )
 from mixharness.proxy.chat import Answer, ChatRequest
+from mixharness.proxy.dialects.seen import Seen
 from mixharness.proxy.fingerprint import Fingerprinter
-from mixharness.proxy.history import History, Prints, Resolved
+from mixharness.proxy.history import History
 from mixharness.proxy.log import CallLog
 from mixharness.proxy.prompt import Prompt, build_prompt, check_order
 from mixharness.proxy.records import (
@@ -34,10 +36,13 @@ from mixharness.proxy.records import (
     Outcome,
     Recorder,
     make_answer,
+    repaired,
     shown_message,
 )
+from mixharness.proxy.resolved import Prints, Resolved
 from mixharness.proxy.roles import Roles
-from mixharness.types import Delivery, ModelCall
+from mixharness.proxy.rulebook import MATCH_RULES, RENDER_RULES
+from mixharness.types import CallRole, Delivery, ModelCall
 
 log = structlog.get_logger()
 
@@ -51,19 +56,22 @@ class ProxySession:
         rollout_id: the rollout's id.
         base_url: this session's address, secret included, without a trailing slash.
         secret: wanted as the API key too.
-        notes: `name: detail` per event; names are `foreign_call`, `overflow`, `max_turns` and
-            `engine_error`.
+        notes: `name: detail` per event; names are `foreign_call`, `overflow`, `max_turns`,
+            `engine_error` and `late_call`.
         closed: every request is refused with 409.
+        seen: how earlier bodies were read, by dialect.
     """
 
     def __init__(self, serving: Serving, spec: SessionSpec) -> None:
         self.rollout_id, self.base_url, self.secret = spec.rollout_id, spec.base_url, spec.secret
         self.notes: list[str] = []
         self.closed = False
+        self.seen: defaultdict[str, Seen] = defaultdict(Seen)
         self._serving, self._spec = serving, spec
         enabled = serving.settings.render_rules
-        self._rules = tuple(r for r in spec.harness.render_rules if r.name in enabled)
-        fingerprinter = Fingerprinter(spec.harness.match_rules)
+        known = (*RENDER_RULES, *spec.harness.render_rules)
+        self._rules = tuple(rule for rule in known if rule.name in enabled)
+        fingerprinter = Fingerprinter((*MATCH_RULES, *spec.harness.match_rules))
         self._history = History(fingerprinter)
         self._roles = Roles(spec.harness, fingerprinter)
         self._log = CallLog(spec.folder)
@@ -90,11 +98,6 @@ class ProxySession:
         """Return the number of calls that are held or being sampled."""
         return len(self._running)
 
-    @property
-    def log(self) -> CallLog:
-        """Return the rollout's log, for what is decided at assembly."""
-        return self._log
-
     def admit(self, incoming: Incoming) -> Ticket:
         """Start a call, or join the one that this request is a duplicate of.
 
@@ -104,11 +107,15 @@ class ProxySession:
             BadRequest: no chat template can carry this conversation.
         """
         if self.closed:
+            self.notes.append("late_call: a request came after the end")
+            log.warning("late_call", rollout=self.rollout_id)
             raise Rejected(409, "this rollout has ended")
         request = self._ruled(incoming.chat)
         check_order(request.messages)
         identity = self._roles.identify(incoming.view, request)
-        prints = self._history.prints(request)
+        guessed = self._roles.guessed
+        self._demote()
+        prints = self._history.prints(request, lane_of(identity))
         key = (identity.agent, prints.links[-1], request.max_tokens)
         known = self._duplicate(key)
         if known is not None:
@@ -117,9 +124,10 @@ class ProxySession:
             message = f"this rollout has used its {self._started} model calls"
             self.notes.append(f"max_turns: {message}")
             raise Rejected(403, message)
-        plan = self._plan(request, prints, identity)
+        plan = replace(self._plan(request, prints, identity), guessed=guessed)
         self._started += 1
         self._history.acknowledge(plan.resolved)
+        self._note_compaction(plan)
         return self._start(plan, incoming, key)
 
     def count_tokens(self, chat: ChatRequest) -> int:
@@ -130,7 +138,7 @@ class ProxySession:
         """
         request = self._ruled(chat)
         check_order(request.messages)
-        _, prompt = self._prompt(request, self._history.prints(request), "")
+        _, prompt = self._prompt(request, self._history.prints(request, ""), "")
         return len(prompt.ids)
 
     def leave(self, ticket: Ticket) -> None:
@@ -162,17 +170,18 @@ class ProxySession:
 
     def _ruled(self, chat: ChatRequest) -> ChatRequest:
         for rule in self._rules:
-            chat = rule.apply(chat)
+            chat = rule.apply(chat, self._history.recall)
         return chat
 
-    def _prompt(self, request: ChatRequest, prints: Prints, agent: str) -> tuple[Resolved, Prompt]:
-        resolved = self._history.resolve(request, agent, prints)
+    def _prompt(self, request: ChatRequest, prints: Prints, lane: str) -> tuple[Resolved, Prompt]:
+        resolved = self._history.resolve(request, lane, prints)
         shared = self._history.shared_ids(resolved)
-        return resolved, build_prompt(self._serving.renderer, request, resolved, shared)
+        prompt = build_prompt(self._serving.renderer, request, resolved, shared)
+        return (resolved.anew() if prompt.anew else resolved), prompt
 
     def _plan(self, request: ChatRequest, prints: Prints, identity: CallIdentity) -> Plan:
         started = time.monotonic()
-        resolved, prompt = self._prompt(request, prints, identity.agent)
+        resolved, prompt = self._prompt(request, prints, lane_of(identity))
         context = self._serving.renderer.context
         room = context - len(prompt.ids)
         if room < 1:
@@ -189,6 +198,23 @@ class ProxySession:
             rules=tuple(rule.label for rule in self._rules),
             started=started,
         )
+
+    def _note_compaction(self, plan: Plan) -> None:
+        """Name the call that summarized a history, once a conversation begins with its words."""
+        summary = self._roles.quoted(plan.request) if plan.guessed and plan.begins_anew else None
+        if summary is not None:
+            self._identify(summary, CallIdentity(CallRole.COMPACTION, plan.identity.agent))
+
+    def _demote(self) -> None:
+        """Name what was asked on the side before the main agent's first request came."""
+        for call_id in self._roles.demoted:
+            self._identify(call_id, CallIdentity(CallRole.AUXILIARY, f"auxiliary-{call_id}"))
+        self._roles.demoted = []
+
+    def _identify(self, call_id: str, identity: CallIdentity) -> None:
+        call = replace(self._calls[call_id], role=identity.role, agent=identity.agent)
+        self._calls[call_id] = call
+        self._log.identified(call)
 
     def _duplicate(self, key: tuple[object, ...]) -> Ticket | None:
         """Return the call that already answers this request, unless it was acknowledged."""
@@ -225,8 +251,11 @@ class ProxySession:
         try:
             async with self._serving.gate.pass_() as held_s:
                 generation = await self._generate(plan)
-        except asyncio.CancelledError:
-            self._calls[plan.call_id] = self._recorder.record(plan, NOTHING_SAMPLED)
+        except asyncio.CancelledError as exc:
+            partial = NOTHING_SAMPLED
+            if isinstance(exc, SamplingCancelled):
+                partial = replace(partial, generation=exc.generation)
+            self._calls[plan.call_id] = self._recorder.record(plan, partial)
             self._log.cancelled(self._calls[plan.call_id])
             raise
         except EngineError as exc:
@@ -234,13 +263,20 @@ class ProxySession:
             log.warning("engine_error", rollout=self.rollout_id, call=plan.call_id, error=str(exc))
             raise
         ticket.sampled = True
-        turn = self._serving.renderer.parse(generation.ids)
+        if plan.guessed:  # what came meanwhile may tell more
+            plan = replace(plan, identity=self._roles.guess(plan.request))
+        prompt_ids, tools = plan.prompt.ids, plan.request.tools
+        turn = self._serving.renderer.parse(generation.ids, prompt_ids, tools)
+        if self._spec.harness.repair_malformed_calls:
+            turn = repaired(plan, turn, generation)
         answer = make_answer(plan, turn, generation)
         call = self._recorder.record(
             plan, Outcome(generation=generation, parse_status=turn.status, held_s=held_s)
         )
         self._calls[call.id] = call
-        self._history.add(call, plan.resolved, plan.request, shown_message(answer))
+        shown = shown_message(answer)
+        self._history.add(call, plan, shown)
+        self._roles.saw(call.id, shown, guessed=plan.guessed)
         await self._log.sampled(call, incoming.raw, incoming.encode(answer))
         return answer
 

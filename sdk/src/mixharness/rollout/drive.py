@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from mixharness.errors import HarnessError, boundary
 from mixharness.harness import Harness, Session
@@ -66,7 +67,8 @@ async def settle(proxy: ProxySession, sandbox: Sandbox, settings: RunnerSettings
     """
     await sandbox.kill()
     before, equal = -1, 0
-    for _ in range(int(settings.settle_limit_s / settings.settle_interval_s)):
+    ends = time.monotonic() + settings.settle_limit_s
+    while time.monotonic() < ends:
         now = len(proxy.calls)
         quiet = now == before and not proxy.pending and not await sandbox.processes()
         equal, before = (equal + 1 if quiet else 0), now

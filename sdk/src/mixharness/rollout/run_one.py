@@ -6,7 +6,7 @@ Retries and order are scheduler.py's; each step below is one call into its own f
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -14,13 +14,15 @@ import structlog
 
 from mixharness.errors import RolloutError, SandboxError, boundary
 from mixharness.harness import Session
+from mixharness.proxy.log import note_superseded
 from mixharness.rollout.clock import RolloutClock
 from mixharness.rollout.drive import drive, settle
 from mixharness.rollout.failures import Ending, Evidence, attribute, endpoint_redirect
 from mixharness.rollout.grading import Grader
 from mixharness.rollout.types import RolloutRequest, Runner
 from mixharness.sandbox import Sandbox, SandboxSpec, Workspace
-from mixharness.types import Failure, FailureKind, Rollout
+from mixharness.tree.prune import LOSING_CHAIN, SUPERSEDED, Pruning, prune
+from mixharness.types import Failure, FailureKind, ModelCall, Rollout
 
 log = structlog.get_logger()
 
@@ -109,6 +111,7 @@ async def _recorded(runner: Runner, request: RolloutRequest, sandbox: Sandbox) -
     workspace, too_large = await _snapshot(runner, request, sandbox)
     redirect = endpoint_redirect(workspace) if workspace else None
     calls = tuple(proxy.calls)
+    note_superseded(runner.store.path(request.id), _superseded(calls))
     evidence = Evidence(ending=ending, calls=calls, notes=tuple(proxy.notes), redirect=redirect)
     rollout = Rollout(
         id=request.id,
@@ -122,6 +125,12 @@ async def _recorded(runner: Runner, request: RolloutRequest, sandbox: Sandbox) -
         policy_version=next((call.versions[0].version for call in calls if call.versions), 0),
     )
     return _Attempt(rollout=rollout, workspace=workspace)
+
+
+def _superseded(calls: Sequence[ModelCall]) -> dict[str, str]:
+    """Return the calls on no live branch, with the reason; how many there are is the trainer's."""
+    reasons = prune(calls, Pruning(max_regenerations=len(calls))).reasons
+    return {call: why for call, why in reasons.items() if why in (SUPERSEDED, LOSING_CHAIN)}
 
 
 async def _snapshot(

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mixharness.types import CallRole, ModelCall
+from mixharness.types import CallRole, Delivery, ModelCall
 
 _Position = tuple[str, CallRole, int, str | None]
 
@@ -68,7 +68,7 @@ def build_graph(calls: Sequence[ModelCall]) -> CallGraph:
     holds: dict[str, tuple[str, ...]] = {}
     successors: dict[str, list[str]] = {call_id: [] for call_id in by_id}
     for call in by_id.values():
-        holds[call.id] = _held(call, by_id, holds)
+        holds[call.id] = _held(call, by_id)
         for held in holds[call.id]:
             successors[held].append(call.id)
     return CallGraph(
@@ -85,10 +85,8 @@ def extends_parent(call: ModelCall, parent: ModelCall) -> bool:
     return call.parent_len == end
 
 
-def _held(
-    call: ModelCall, by_id: Mapping[str, ModelCall], holds: Mapping[str, tuple[str, ...]]
-) -> tuple[str, ...]:
-    """Return the calls a request ends in; a repeated request ends where the first one did."""
+def _held(call: ModelCall, by_id: Mapping[str, ModelCall]) -> tuple[str, ...]:
+    """Return the calls a request ends in, as it says, or else as its shared tokens tell."""
     for name in (*call.continues, *([call.parent_call] if call.parent_call else [])):
         if name not in by_id or by_id[name].index >= call.index:
             raise ValueError(f"call {call.id} refers to {name}, which is no earlier call")
@@ -97,8 +95,21 @@ def _held(
     if parent is not None and extends_parent(call, parent):
         found.add(parent.id)
     if not found and parent is not None:
-        return holds[parent.id]
+        return _held_within(call, parent, by_id)
     return tuple(sorted(found, key=lambda call_id: by_id[call_id].index))
+
+
+def _held_within(
+    call: ModelCall, parent: ModelCall, by_id: Mapping[str, ModelCall]
+) -> tuple[str, ...]:
+    """Return the call whose sampled tokens come last among those that `call` shares."""
+    owner, shared = parent, call.parent_len
+    while owner.parent_call is not None:
+        before = by_id[owner.parent_call]
+        if owner.parent_len <= shared and extends_parent(owner, before):
+            return (before.id,)
+        owner, shared = before, min(shared, owner.parent_len)
+    return ()
 
 
 def _epochs(by_id: Mapping[str, ModelCall], holds: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
@@ -122,7 +133,7 @@ def _epochs(by_id: Mapping[str, ModelCall], holds: Mapping[str, tuple[str, ...]]
             extended.add((previous, *lane))
         elif compactions[call.agent] > seen:
             epoch += 1
-        if call.role is CallRole.COMPACTION:
+        if call.role is CallRole.COMPACTION and call.delivery is Delivery.DELIVERED:
             compactions[call.agent] += 1
         epochs[call.id] = epoch
         latest[lane] = (epoch, compactions[call.agent])
