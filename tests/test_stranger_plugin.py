@@ -72,6 +72,13 @@ def test_it_is_used_from_a_run_file(environment: dict[str, str], tmp_path: Path)
     assert audit["parrot"]["unexplained_loss"] == 0.0
 
 
+def test_it_can_be_certified(environment: dict[str, str], tmp_path: Path) -> None:
+    found = json.loads(mixharness(environment, tmp_path, "certify", "parrot", "--json"))
+    assert (found["harness"], found["version"], found["ok"]) == ("parrot", "1.4.2", True)
+    run = [each for each in found["situations"] if each["exit"] == "completed"]
+    assert [(each["name"], each["calls"]) for each in run] == [("plain_answer", 1)]
+
+
 def test_its_own_contract_tests_pass(environment: dict[str, str], tmp_path: Path) -> None:
     tests = shutil.copytree(PARROT / "tests", tmp_path / "tests")
     (tests / "conftest.py").write_text(

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atif import Trajectory
 
 from mixharness import Harness, HarnessExit, ProgramMissingError, Session, hookimpl
 from mixharness.cli.main import run
 from mixharness.plugins import Registry, load_plugins
+from mixharness.rollout.store import RunStore
 from mixharness.testing import doubles_plugin
+from mixharness.tree.tokens import prompt_ids
 
 RUN_FILE = """
 [[harness]]
@@ -161,10 +164,40 @@ def test_the_task_source_of_the_use_is_required(
     assert 'required: a [[task_source]] with use = "eval"' in capsys.readouterr().err
 
 
-def test_audit_of_an_empty_folder(
-    tmp_path: Path, registry: Registry, capsys: pytest.CaptureFixture[str]
+def test_export_atif_is_valid_and_holds_the_record(
+    run_file: Path, registry: Registry, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["audit", str(tmp_path)], registry) == 2
+    assert run(["rollout", str(run_file)], registry) == 0
+    assert run(["export", "atif", "runs/demo"], registry) == 0
+    assert "4 trajectories are in runs/demo/atif" in capsys.readouterr().out
+    folder = run_file.parent / "runs/demo"
+    for rollout_id in RunStore(folder).finished():
+        rollout = RunStore(folder).load(rollout_id)
+        text = (folder / "atif" / f"{rollout_id}.json").read_text()
+        trajectory = Trajectory.model_validate_json(text)
+        steps = [step for step in trajectory.steps if step.source == "agent"]
+        assert [step.message for step in steps] == ["4"] * len(rollout.calls)
+        for step, call in zip(steps, rollout.calls, strict=True):
+            assert step.metrics is not None
+            assert step.metrics.prompt_token_ids == list(prompt_ids(rollout.calls, call.id))
+            assert step.metrics.completion_token_ids == list(call.sampled_ids)
+            assert step.metrics.logprobs == list(call.logprobs)
+
+    assert run(["export", "atif", "runs/demo", "--out", "all.jsonl"], registry) == 0
+    lines = (run_file.parent / "all.jsonl").read_text().splitlines()
+    assert [Trajectory.model_validate_json(line).trajectory_id for line in lines] == [
+        path.stem for path in sorted((folder / "atif").iterdir())
+    ]
+
+
+@pytest.mark.parametrize("command", [["audit"], ["export", "atif"]])
+def test_a_folder_without_rollouts(
+    tmp_path: Path,
+    registry: Registry,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+) -> None:
+    assert run([*command, str(tmp_path)], registry) == 2
     assert "no finished rollout" in capsys.readouterr().err
 
 

@@ -68,6 +68,12 @@ class Harness(Component[ConfigT], ABC):
     """Beyond the built-in ones; shape fingerprints only, always on."""
     render_rules: ClassVar[tuple[RenderRule, ...]] = ()
     """Change what the policy reads; off unless the run file names them."""
+    repair_malformed_calls: ClassVar[bool] = False
+    """Show a malformed tool call as a call of a tool that does not exist, for a program that does
+    not survive it as text; the policy still reads what it sampled."""
+    certify: ClassVar[str] = "certify"
+    """Folder beside this class's module with what each version of the program is expected to do
+    under `mixharness certify`: `VERSION.toml`, or `plugin.toml` without a program."""
 
     async def install(self, cache: Path) -> Program | None:
         """Put the pinned release under `cache` (host side, once) and describe it.

@@ -45,9 +45,7 @@ _ENVIRONMENT = {
     "DISABLE_AUTOUPDATER": "1",
     "DISABLE_PROMPT_CACHING": "1",
     "MAX_THINKING_TOKENS": "0",
-    # One trajectory per rollout: it neither compacts nor stops by itself. The proxy's
-    # "prompt is too long" ends the run at the real limit.
-    "DISABLE_COMPACT": "1",
+    # It does not stop by itself: the proxy's "prompt is too long" is the real limit.
     "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "1000000",
 }
 
@@ -63,6 +61,8 @@ class ClaudeCodeConfig(ComponentConfig):
     """Minimal mode: no CLAUDE.md, hooks, skills or environment block in the prompt."""
     system_prompt: str = "Do the task in the current folder, then say what you did."
     """Replaces the program's own; empty keeps that one (it holds the folder and the date)."""
+    compact: bool = False
+    """Sum up the history and go on when a prompt no longer fits, instead of ending the run."""
     max_retries: int = Field(2, ge=0, le=10)
     """Requests repeated after an error of the model server."""
     max_output_tokens: int = Field(4096, ge=1)
@@ -95,7 +95,7 @@ class ClaudeCode(Harness[ClaudeCodeConfig]):
         Raises:
             RuntimeError: npm failed.
         """
-        return await install.install(cache, self.config.version)
+        return await install.release(self.config.version).install(cache)
 
     def find(self, cache: Path) -> Program:
         """Return the installed release.
@@ -103,7 +103,7 @@ class ClaudeCode(Harness[ClaudeCodeConfig]):
         Raises:
             ProgramMissingError: with the command that installs it.
         """
-        return install.find(cache, self.config.version)
+        return install.release(self.config.version).find(cache)
 
     def role_of(self, request: RequestView) -> CallIdentity | None:
         """Read the program's hint headers."""
@@ -153,16 +153,22 @@ class ClaudeCode(Harness[ClaudeCodeConfig]):
 
     def _environment(self, session: Session) -> dict[str, str]:
         home = session.sandbox.home
-        return _ENVIRONMENT | {
-            "HOME": home,
-            "TMPDIR": home,
-            "CLAUDE_CONFIG_DIR": f"{home}/.claude",
-            "ANTHROPIC_BASE_URL": session.base_url,
-            "ANTHROPIC_API_KEY": session.secret,
-            "API_TIMEOUT_MS": str(int(session.limits.wall_s * 1000)),
-            "CLAUDE_CODE_MAX_RETRIES": str(self.config.max_retries),
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(self.config.max_output_tokens),
-        }
+        # Without compaction a rollout is one trajectory.
+        compaction = {} if self.config.compact else {"DISABLE_COMPACT": "1"}
+        return (
+            _ENVIRONMENT
+            | compaction
+            | {
+                "HOME": home,
+                "TMPDIR": home,
+                "CLAUDE_CONFIG_DIR": f"{home}/.claude",
+                "ANTHROPIC_BASE_URL": session.base_url,
+                "ANTHROPIC_API_KEY": session.secret,
+                "API_TIMEOUT_MS": str(int(session.limits.wall_s * 1000)),
+                "CLAUDE_CODE_MAX_RETRIES": str(self.config.max_retries),
+                "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(self.config.max_output_tokens),
+            }
+        )
 
 
 def _harness_exit(stream: EventStream, exit_code: int | None, complaints: bytes) -> HarnessExit:

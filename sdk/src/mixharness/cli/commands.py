@@ -22,6 +22,10 @@ def register(app: typer.Typer) -> None:
     app.command("rollout")(rollout)
     app.command("eval")(evaluate)
     app.command("audit")(audit)
+    export = typer.Typer(help="Other programs' formats.", no_args_is_help=True)
+    export.command("atif")(export_atif)
+    app.add_typer(export, name="export")
+    app.command("certify")(certify)
     harness = typer.Typer(help="Harness programs.", no_args_is_help=True)
     harness.command("install")(install)
     app.add_typer(harness, name="harness")
@@ -78,6 +82,9 @@ def evaluate(
     weights: Annotated[
         Path | None, typer.Option("--weights", help="Folder of weights to load first.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Take weights trained under other render rules, too.")
+    ] = False,
     seed: options.Seed = None,
     engine: options.Engine = None,
     settings: options.Settings = None,
@@ -93,7 +100,8 @@ def evaluate(
     stamp = datetime.now(UTC).strftime("eval-%Y%m%d-%H%M%S")
     folder = options.run_dir_of(config, None) / stamp if run_dir is None else run_dir
     with show.progress("rollouts") as done:
-        work = eval_run(config, options.registry_of(ctx), folder, weights, samples, done)
+        registry = options.registry_of(ctx)
+        work = eval_run(config, registry, folder, weights, samples, done, force=force)
         summary = run_interruptible(work)
     show.summary(summary, folder)
 
@@ -106,6 +114,44 @@ def audit(
     from mixharness.runs import audit_run
 
     show.audit(audit_run(run_dir), as_json)
+
+
+def certify(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="The harness.", metavar="HARNESS")],
+    model: Annotated[
+        Path | None, typer.Option("--model", help="Folder whose tokenizer and template to use.")
+    ] = None,
+    long_s: Annotated[
+        float, typer.Option("--long-s", min=0.0, help="Seconds that the long sampling takes.")
+    ] = 130.0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Run a harness's real program in a fixed set of situations: can it be trained in?"""
+    from mixharness.certify import certify as certify_harness
+    from mixharness.interrupt import run_interruptible
+
+    registry = options.registry_of(ctx)
+    with show.progress("situations") as done:
+        work = certify_harness(name, registry, model=model, long_s=long_s, done=done)
+        certificate = run_interruptible(work)
+    show.certificate(certificate, as_json)
+    if not certificate.ok:
+        raise typer.Exit(options.EXIT_NOT_OK)
+
+
+def export_atif(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder, or file.jsonl for one line each [default: RUN/atif]."),
+    ] = None,
+) -> None:
+    """Write the rollouts of a run as ATIF trajectories, with token ids and log-probs."""
+    from mixharness.exports import export_atif as export
+
+    target = run_dir / "atif" if out is None else out
+    show.line(f"{export(run_dir, target)} trajectories are in {target}")
 
 
 def reap(

@@ -1,7 +1,7 @@
 """Entry point: builds the app from what is installed and turns errors into exit codes.
 
-Exit codes: 0 done; 2 the user must change something (one message, no traceback, nothing was
-started); 130 interrupted. A bug is a traceback.
+Exit codes: 0 done; 1 a check found something; 2 the user must change something (one message, no
+traceback, nothing was started); 130 interrupted. A bug is a traceback.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ RunDir = Annotated[
     Path | None, typer.Option("--run-dir", help="Folder of the run [default: runs/NAME].")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+EXIT_NOT_OK = 1
+"""A check was made and found something; `main.py` has the other exit codes."""
 
 
 def registry_of(ctx: typer.Context) -> Registry:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from mixharness.certify import Certificate, SituationReport
     from mixharness.commands import HarnessSummary
     from mixharness.plugins import PartRow
     from mixharness.tree.audit import HarnessAudit
@@ -72,6 +73,39 @@ def summary(found: Mapping[str, HarnessSummary], folder: Path) -> None:
         rows.append((label, *(_short(values[key]) for key in keys)))
     table(("harness", *keys), rows)
     line(f"rollouts are in {folder}")
+
+
+def certificate(found: Certificate, as_json: bool) -> None:
+    """Print a certificate, one row per situation; what is wrong stands below it, or on stderr."""
+    if as_json:
+        json(found.as_json())
+    else:
+        columns = ("situation", "ok", "calls", "bridged", "forks", "retries", "roles")
+        rows = [_situation(report) for report in found.situations]
+        table((*columns, "silence_s", "exit"), rows)
+    for report in found.situations:
+        for problem in report.problems:
+            typer.echo(f"{report.name}: {problem}", err=as_json)
+    if not as_json:
+        verdict = "ok" if found.ok else "not ok"
+        line(f"{found.harness} {found.version}: {verdict}")
+
+
+def _situation(report: SituationReport) -> tuple[object, ...]:
+    if not report.calls and report.exit.startswith("not applicable"):
+        return (report.name, "-", *[""] * 6, report.exit)
+    forks = ", ".join(f.reason + ("" if f.expected else " (unexpected)") for f in report.forks)
+    return (
+        report.name,
+        "yes" if report.ok else "NO",
+        report.calls,
+        report.bridged,
+        forks or "-",
+        report.retries,
+        _short(report.roles),
+        f"{report.max_silence_s:.1f}",
+        report.exit,
+    )
 
 
 def _short(value: Any) -> object:
