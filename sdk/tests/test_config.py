@@ -11,6 +11,7 @@ from mixharness import ConfigError, Limits
 from mixharness.config import RunConfig, load_run_file, parse_setting
 from mixharness.plugins import Registry, load_plugins
 from mixharness.testing import doubles_plugin
+from mixharness.tree import Pruning
 
 GOOD = """
 seed = 3
@@ -143,8 +144,43 @@ def test_a_single_table_where_a_list_is_wanted(load: Any) -> None:
 def test_render_rules_must_belong_to_a_harness(load: Any) -> None:
     found = problems(load, GOOD + '[rollout]\nrender_rules = ["drop_header"]\n')
     assert found == {
-        "rollout.render_rules.0": 'no harness of this run has a render rule "drop_header"'
+        "rollout.render_rules.0": 'no harness of this run has a render rule "drop_header". '
+        'Did you mean "drop_billing_header"?'
     }
+
+
+def test_every_harness_has_the_built_in_render_rules(load: Any) -> None:
+    config = load(GOOD + '[rollout]\nrender_rules = ["reattach_reasoning"]\n')
+    assert config.rollout.render_rules == ("reattach_reasoning",)
+
+
+@pytest.mark.parametrize(
+    ("text", "credit"),
+    [
+        ("", 0.0),
+        ('branch_credit = "exclude"', 0.0),
+        ('branch_credit = "share"', 1.0),
+        ('branch_credit = "discount(0.25)"', 0.25),
+        ('branch_credit = "discount( 1 )"', 1.0),
+    ],
+)
+def test_branch_credit(load: Any, text: str, credit: float) -> None:
+    assert load(GOOD + "[pruning]\n" + text).pruning == Pruning(branch_credit=credit)
+
+
+@pytest.mark.parametrize(
+    "value", ["half", "discount", "discount()", "discount(0)", "discount(1.5)", "discount(-1)", 0.5]
+)
+def test_a_wrong_branch_credit_is_one_error(load: Any, value: object) -> None:
+    found = problems(load, GOOD, pruning__branch_credit=value)
+    wanted = 'none of "exclude", "share", "discount(w)" with 0 < w <= 1'
+    assert found == {"pruning.branch_credit": f"{value!r} is {wanted}"}
+
+
+def test_regenerations_cannot_be_negative(load: Any) -> None:
+    assert load(GOOD, pruning__max_regenerations=0).pruning.max_regenerations == 0
+    found = problems(load, GOOD, pruning__max_regenerations=-1)
+    assert found == {"pruning.max_regenerations": "-1 must be greater than or equal to 0"}
 
 
 @pytest.mark.parametrize("text", ["a = [", "\x00"])

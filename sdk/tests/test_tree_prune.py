@@ -1,6 +1,6 @@
 import pytest
 
-from mixharness.tree.prune import Pruned, prune
+from mixharness.tree.prune import Pruned, Pruning, prune
 from mixharness.types import CallRole, Delivery, FailureKind, ModelCall
 
 DELIVERED, PENDING, UNKNOWN = Delivery.DELIVERED, Delivery.PENDING, Delivery.UNKNOWN
@@ -107,10 +107,32 @@ def test_interleaved_subagents_are_untrained_and_the_parent_is_unbroken():
     assert verdict(prune(calls)) == ("ab", dict.fromkeys("uUvV", "role_subagent"))
 
 
-def test_shared_branch_credit_trains_live_subagents_only():
+@pytest.mark.parametrize("credit", [1.0, 0.25])
+def test_branch_credit_is_for_live_calls_only(credit: float):
     sub = {"role": CallRole.SUBAGENT, "agent": "x"}
     calls = history(("a",), ("u", sub), ("v", "u", {**sub, "delivery": PENDING}), ("b", "a"))
-    assert verdict(prune(calls, branch_credit="share")) == ("abu", {"v": "undelivered"})
+    pruned = prune(calls, Pruning(branch_credit=credit))
+    assert pruned.credits == {"a": 1.0, "u": credit, "b": 1.0}
+    assert pruned.reasons == {"v": "undelivered"}
+
+
+def test_retries_within_a_subagent_compete_and_parallel_ones_do_not():
+    """u and p are two sub-agents of one name; V is asked again after v was delivered."""
+    sub = {"role": CallRole.SUBAGENT, "agent": "x"}
+    calls = history(
+        ("a",), ("u", sub), ("p", sub), ("v", "u", sub), ("V", "u", sub), ("q", "p", sub)
+    )
+    pruned = prune(calls, Pruning(branch_credit=1.0))
+    assert verdict(pruned) == ("Vapqu", {"v": "losing_chain"})
+
+
+def test_compaction_and_auxiliary_calls_share_the_credit():
+    compaction = {"role": CallRole.COMPACTION}
+    title = {"role": CallRole.AUXILIARY, "agent": "t"}
+    pruned = prune(
+        history(("t", title), ("a",), ("s", "a", compaction)), Pruning(branch_credit=0.5)
+    )
+    assert pruned.credits == {"t": 0.5, "a": 1.0, "s": 0.5}
 
 
 @pytest.mark.parametrize(("retries", "dropped"), [(16, False), (17, True)])
@@ -122,6 +144,14 @@ def test_more_than_sixteen_superseded_siblings_drop_the_rollout(retries: int, dr
     if pruned.failure:
         assert pruned.failure.kind is FailureKind.EXCESSIVE_FORKS
         assert set(pruned.reasons.values()) == {"excessive_forks"}
+
+
+def test_the_run_file_sets_how_many_siblings_are_too_many():
+    calls = history(("a",), ("r", "a"), ("b", "a"), ("c", "b"))
+    assert prune(calls, Pruning(max_regenerations=1)).failure is None
+    dropped = prune(calls, Pruning(max_regenerations=0))
+    assert dropped.failure is not None
+    assert dropped.failure.detail == "1 superseded siblings, at most 0 are allowed"
 
 
 def test_many_honest_subagents_are_no_forks():

@@ -155,7 +155,7 @@ def shape(tree: TokenTree) -> list[tuple[int, str, tuple[int, ...]]]:
     return [(node.parent, node.kind.value[0], node.ids) for node in tree.nodes]
 
 
-KEEP_ALL = Pruned(kept=frozenset({"c0", "c1", "c2"}), reasons={})
+KEEP_ALL = Pruned(credits=dict.fromkeys(("c0", "c1", "c2"), 1.0), reasons={})
 
 
 def test_only_the_environment_splits_at_a_fork():
@@ -187,4 +187,4 @@ def test_continuing_inside_sampled_ids_is_refused():
 
 def test_a_call_without_a_verdict_is_refused():
     with pytest.raises(ValueError, match="call c0 is neither trained nor has a reason"):
-        build_tree([call(0, (1,), (2,))], Pruned(kept=frozenset(), reasons={}))
+        build_tree([call(0, (1,), (2,))], Pruned(credits={}, reasons={}))

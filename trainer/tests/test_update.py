@@ -4,6 +4,10 @@ import pytest
 import torch
 
 from mixharness.errors import ConfigError
+from mixharness.tree import Pruning
+from mixharness.types import CallRole, Delivery, GroupKey, ModelCall, Rollout, Score
+from mixharness_trainer.attention import Layout
+from mixharness_trainer.groups import group_rollouts
 from mixharness_trainer.loss import GapError
 from mixharness_trainer.optimizers import Grpo, GrpoConfig
 from mixharness_trainer.policy import optimizer_hash, weight_hash
@@ -126,6 +130,72 @@ def test_unanimous_groups_move_nothing_but_count(policy, tree, group, mixed_grou
     assert counted_metrics["contrast/agentloop"] == 0.5
     assert ((counted - base * 2 / 3).norm() / base.norm()).item() < 1e-5
     assert ((dropped - base).norm() / base.norm()).item() < 1e-5
+
+
+def with_subagent(name: str, reward: float) -> Rollout:
+    """Two main calls of 3 and 1 tokens, and a sub-agent's call of 2 in between."""
+
+    def call(index: int, sampled: int, **fields: object) -> ModelCall:
+        first_id = 10 * index + len(name)
+        return ModelCall(
+            id=f"c{index}",
+            rollout_id=name,
+            index=index,
+            sampled_ids=tuple(range(first_id, first_id + sampled)),
+            logprobs=(-1.0,) * sampled,
+            delivery=Delivery.DELIVERED,
+            **fields,
+        )
+
+    first = call(1, 3, environment_ids=(50, 51))
+    side = call(2, 2, environment_ids=(52,), role=CallRole.SUBAGENT, agent="helper")
+    rest = {"environment_ids": (53,), "parent_call": "c1", "parent_len": 5, "continues": ("c1",)}
+    calls = (first, side, call(3, 1, **rest))
+    return Rollout(id=name, key=GroupKey("t", "h"), calls=calls, score=Score(value=reward))
+
+
+class Noting(Grpo):
+    """Keeps the edges it is given: (rollout, advantage, weight), in their order."""
+
+    def loss(self, edges):
+        columns = (edges.rollout, edges.advantage, edges.weight)
+        self.edges = [
+            (rollout, round(advantage, 5), round(weight, 6))
+            for rollout, advantage, weight in zip(*(c.tolist() for c in columns), strict=True)
+        ]
+        return super().loss(edges)
+
+
+@pytest.mark.parametrize(("credit", "tokens"), [(0.0, 4), (1.0, 6), (0.5, 6)])
+def test_edges_of_a_rollout_with_a_subagent_by_hand(policy, credit, tokens):
+    """Rewards 1 and 0: Â = ±1. G = 2, one group: a token weighs 1/(2·T_i), whatever its credit."""
+    rollouts = [with_subagent("won", 1.0), with_subagent("lost", 0.0)]
+    groups = group_rollouts(rollouts, 2, Pruning(branch_credit=credit)).groups
+    noting = Noting(GrpoConfig())
+
+    metrics = update(policy(), groups, noting, UpdateSettings())
+
+    weight = round(1 / (2 * tokens), 6)
+    main = [(n, sign, weight) for n, sign in ((0, 1.0), (1, -1.0)) for _ in range(4)]
+    side = [(n, sign * credit, weight) for n, sign in ((0, 1.0), (1, -1.0)) for _ in range(2)]
+    assert sorted(noting.edges) == sorted(main + (side if credit else []))
+    assert metrics["tokens"] == 2 * tokens
+    assert [tree.trained_tokens for tree in groups[0].trees] == [tokens, tokens]
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_a_discount_moves_the_weights_by_its_share(policy, layout):
+    """The gradient is linear in the credit: half-way between none and the whole, at equal T_i."""
+    rollouts = [with_subagent("won", 1.0), with_subagent("lost", 0.0)]
+
+    def effect(credit):
+        tested = policy()
+        tested.layout = layout
+        return moved(tested, group_rollouts(rollouts, 2, Pruning(branch_credit=credit)).groups)[0]
+
+    quarter, half, whole = effect(0.25), effect(0.5), effect(1.0)
+    assert ((half - quarter) - (whole - half) / 2).norm() < 1e-4 * whole.norm()
+    assert (whole - half).norm() > 0.01 * whole.norm()
 
 
 def test_group_of_one_is_dropped_and_counted(policy, tree, group, mixed_groups):

@@ -13,6 +13,7 @@ from mixharness.errors import ConfigError
 from mixharness.plugins import Registry
 from mixharness.runs import Run, collect_rollouts, open_run
 from mixharness.types import Rollout, Task
+from mixharness.weights_rules import check_rules, rules_of_run
 
 Done = Callable[[int, int], None]
 """Called with (finished, all)."""
@@ -51,13 +52,18 @@ async def eval_run(
     weights: Path | None,
     samples: int,
     done: Done,
+    *,
+    force: bool = False,
 ) -> dict[str, HarnessSummary]:
     """Score the evaluation tasks, with `weights` when given; return a summary per harness label.
 
     Raises:
-        ConfigError: the run file has no task source for evaluation, or see `open_run`.
+        ConfigError: the run file has no task source for evaluation, the weights were trained under
+            other render rules (unless `force`), or see `open_run`.
     """
     _require(config, "eval")
+    if weights is not None and not force:
+        check_rules(weights, rules_of_run(config, registry))
     async with open_run(config, registry, run_dir) as run:
         if weights is not None:
             await run.engine.load_weights(weights, run.engine.policy_version)

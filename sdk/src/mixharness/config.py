@@ -19,6 +19,7 @@ from mixharness.component import ComponentConfig
 from mixharness.errors import ConfigError
 from mixharness.harness import Harness
 from mixharness.plugins import Registry, did_you_mean
+from mixharness.proxy.rulebook import RENDER_RULES
 from mixharness.run_tables import (
     DEFAULTS,
     DISTRIBUTION_CONTRACT,
@@ -30,11 +31,13 @@ from mixharness.run_tables import (
     LimitsTable,
     NameKeys,
     Problem,
+    PruningTable,
     RolloutTable,
     SamplingTable,
     TopLevel,
     check,
 )
+from mixharness.tree.prune import Pruning
 from mixharness.types import Limits
 
 
@@ -69,6 +72,7 @@ class RunConfig:
     limits: Limits
     sampling: SamplingTable
     rollout: RolloutTable
+    pruning: Pruning
     tables: Mapping[str, BaseModel]
     """Tables that command modules added, e.g. `trainer`; see `table`."""
     raw: Mapping[str, Any]
@@ -175,19 +179,20 @@ class _Loader:
 
     def load(self) -> RunConfig | None:
         tables = self.registry.tables()
-        own = ("limits", "sampling", "rollout")
+        own = ("limits", "sampling", "rollout", "pruning")
         top = {k: v for k, v in self.raw.items() if k not in {*LISTS, *SINGLES, *own, *tables}}
         top.setdefault("name", self.path.stem)
         head = check(TopLevel, top, "", self.problems, more_keys=[*LISTS, *SINGLES, *own, *tables])
         limits = self._limits(self.raw.get("limits", {}), {}, "limits")
         sampling = self._sampling()
         rollout = check(RolloutTable, self.raw.get("rollout", {}), "rollout", self.problems)
+        pruning = check(PruningTable, self.raw.get("pruning", {}), "pruning", self.problems)
         lists = {kind: self._list(kind, limits) for kind in LISTS}
         singles = {kind: self._single(kind) for kind in SINGLES}
         self._check_whole(lists, rollout)
         added = self._added(tables)
         sandbox, engine = singles["sandbox"], singles["engine"]
-        if not (head and sampling and rollout and sandbox and engine):
+        if not (head and sampling and rollout and pruning and sandbox and engine):
             return None
         return RunConfig(
             path=self.path,
@@ -203,6 +208,7 @@ class _Loader:
             limits=limits,
             sampling=sampling,
             rollout=rollout,
+            pruning=pruning.pruning(),
             tables=added,
             raw=copy.deepcopy(self.raw),
         )
@@ -273,7 +279,7 @@ class _Loader:
             for label in sorted({x for x in labels if labels.count(x) > 1}):
                 self.problems.append((kind, f'label "{label}" is used twice; set `label`'))
         classes = [self.registry.find("harness", spec.name) for spec in lists["harness"]]
-        known = {
+        known = {rule.name for rule in RENDER_RULES} | {
             rule.name
             for cls in classes
             if cls and issubclass(cls, Harness)

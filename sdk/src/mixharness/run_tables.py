@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
 from mixharness.plugins import did_you_mean
+from mixharness.tree.prune import Pruning
 from mixharness.types import Limits
 
 Problem = tuple[str, str]
@@ -57,9 +59,46 @@ class RolloutTable(Table):
     on_limit: Literal["score", "zero"] = "score"
     """What a rollout that hit a limit of the policy's is worth: its score, or zero."""
     render_rules: tuple[str, ...] = ()
-    """Rules of the harnesses, by name, that change what the policy reads."""
+    """Built-in rules or the harnesses', by name, that change what the policy reads (tokens.md)."""
     port: int = Field(0, ge=0, le=65535)
     """Port of the proxy on the loopback interface; 0 takes a free one."""
+
+
+class PruningTable(Table):
+    """`[pruning]`: which calls of a rollout are trained."""
+
+    branch_credit: str = "exclude"
+    """Of live calls other than the main agent's (sub-agents, compactions): `exclude` trains none,
+    `share` trains them with the rollout's advantage, `discount(w)` with w times it, 0 < w <= 1."""
+    max_regenerations: int = Field(16, ge=0)
+    """Answers sampled anew that a rollout may have; one with more is dropped."""
+
+    @field_validator("branch_credit", mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        credit_of(value)
+        return value
+
+    def pruning(self) -> Pruning:
+        """Return the same as pruning takes it."""
+        return Pruning(
+            branch_credit=credit_of(self.branch_credit),
+            max_regenerations=self.max_regenerations,
+        )
+
+
+def credit_of(value: object) -> float:
+    """Return the share of the advantage that `exclude`, `share` or `discount(w)` stands for.
+
+    Raises:
+        ValueError: it is none of them, or w is not in (0, 1].
+    """
+    if value in ("exclude", "share"):
+        return float(value == "share")
+    found = re.fullmatch(r"discount\(\s*(\d*\.?\d+)\s*\)", str(value))
+    if found and 0 < float(found[1]) <= 1:
+        return float(found[1])
+    raise ValueError(f'{value!r} is none of "exclude", "share", "discount(w)" with 0 < w <= 1')
 
 
 class NameKeys(Table):

@@ -27,16 +27,18 @@ from mixharness.proxy.app import Proxy
 from mixharness.rollout.scheduler import collect
 from mixharness.rollout.store import RunStore, write_atomically
 from mixharness.rollout.types import HarnessSlot, RolloutRequest, Runner, RunnerSettings
+from mixharness.run_tables import PruningTable
 from mixharness.sandbox import SandboxBackend
 from mixharness.tracker import Tracker
 from mixharness.tree.audit import HarnessAudit, audit
+from mixharness.tree.prune import Pruning
 from mixharness.types import Rollout, Task
 from mixharness.verifier import Verifier
 
 log = structlog.get_logger()
 
 RUN_FILE = "run.json"
-FREE_TO_CHANGE = frozenset({"rollout", "tracker"})
+FREE_TO_CHANGE = frozenset({"pruning", "rollout", "tracker"})
 """Tables that a resumed run may have changed: what is on disk does not depend on them."""
 
 
@@ -244,6 +246,13 @@ def load_rollouts(run_dir: Path) -> list[Rollout]:
     return rollouts
 
 
+def pruning_of(run_dir: Path) -> Pruning:
+    """Return how the run of a folder prunes; the defaults where no run file is noted."""
+    file = run_dir / RUN_FILE
+    raw = orjson.loads(file.read_bytes()) if file.exists() else {}
+    return PruningTable.model_validate(raw.get("pruning", {})).pruning()
+
+
 def audit_run(run_dir: Path) -> dict[str, HarnessAudit]:
     """Return the audit of a run folder by harness label, log-prob gap included.
 
@@ -253,7 +262,7 @@ def audit_run(run_dir: Path) -> dict[str, HarnessAudit]:
     metrics = run_dir / "metrics.jsonl"
     lines = metrics.read_bytes().splitlines() if metrics.exists() else []
     steps = [orjson.loads(line) for line in lines]
-    audits = audit(load_rollouts(run_dir))
+    audits = audit(load_rollouts(run_dir), pruning_of(run_dir))
     for label, found in audits.items():
         key = f"logp_gap/mean_abs/{label}"
         gaps = [step[key] for step in steps if key in step]

@@ -304,6 +304,8 @@ class TokenNode:
     temperature: float = 1.0
     trained: bool = False
     """Only ever true on a sampled node (rule 4)."""
+    credit: float = 1.0
+    """Share of the rollout's advantage that its tokens are trained with, where it is trained."""
     reason: str = ""
     """Why a sampled node is not trained."""
 

@@ -127,7 +127,8 @@ def _imitate(job: ColdStart, demonstrations: Sequence[Rollout], stop: threading.
     table = job.table
     policy = Policy.load(job.folder, lr=table.lr)
     optimizer = Sft(SftConfig(pass_threshold=table.pass_threshold))
-    groups = group_rollouts(demonstrations, optimizer.min_group_size).groups
+    pruning = job.config.pruning
+    groups = group_rollouts(demonstrations, optimizer.min_group_size, pruning).groups
     if not groups:
         raise ConfigError(str(job.config.path), [("cold_start", "no demonstration is usable")])
     settings = UpdateSettings()

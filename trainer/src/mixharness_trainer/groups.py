@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mixharness.tree import build_tree, prune
+from mixharness.tree import DEFAULT_PRUNING, Pruning, build_tree, prune
 from mixharness.types import GroupKey, Rollout, RolloutGroup, TokenTree
 
 
@@ -19,7 +19,9 @@ class Grouped:
     """Reason to number of rollouts: a failure kind, or `small_group`."""
 
 
-def group_rollouts(rollouts: Iterable[Rollout], min_group_size: int) -> Grouped:
+def group_rollouts(
+    rollouts: Iterable[Rollout], min_group_size: int, pruning: Pruning = DEFAULT_PRUNING
+) -> Grouped:
     """Group usable rollouts by pair, in order of first appearance.
 
     What is excluded here is excluded from the baseline too (rule 6): infra and run failures,
@@ -28,7 +30,7 @@ def group_rollouts(rollouts: Iterable[Rollout], min_group_size: int) -> Grouped:
     dropped: Counter[str] = Counter()
     members: dict[GroupKey, list[tuple[Rollout, TokenTree]]] = {}
     for rollout in rollouts:
-        pruned = prune(rollout.calls)
+        pruned = prune(rollout.calls, pruning)
         failure = pruned.failure if rollout.usable else rollout.failure
         if failure is not None:
             dropped[failure.kind] += 1

@@ -8,7 +8,7 @@ Shapes: N tokens of a row, E edges of a batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class Member:
     rollout_id: str
     tree: TokenTree
     advantages: Sequence[float]
-    """One per trained token, in tree order."""
+    """One per trained token, in tree order; a branch's credit is not yet in it."""
     harness: str = ""
     """Label of the harness it ran in."""
     rollout: int = 0
@@ -154,16 +154,9 @@ def _unfold(members: Sequence[Member]) -> Iterator[TokenNode]:
         for path in _paths(member.tree):
             for place, index in enumerate(path):
                 node = member.tree.nodes[index]
-                yield TokenNode(
+                yield replace(
+                    node,
                     parent=total + place - 1 if place else -1,
-                    kind=node.kind,
-                    ids=node.ids,
-                    depth=node.depth,
-                    rollout_id=node.rollout_id,
-                    call_id=node.call_id,
-                    logprobs=node.logprobs,
-                    versions=node.versions,
-                    temperature=node.temperature,
                     trained=node.trained and index not in seen,
                 )
             seen.update(path)
@@ -288,7 +281,7 @@ class _Writer:
             "temperature_E": [node.temperature] * count,
             "logp_rollout_E": node.logprobs,
             "version_E": _versions(node),
-            "advantage_E": member.advantages[token : token + count],
+            "advantage_E": (node.credit * a for a in member.advantages[token : token + count]),
             "weight_E": [member.weight] * count,
         }
         for name, values in columns.items():

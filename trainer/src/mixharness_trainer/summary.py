@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from mixharness.rollout.store import write_atomically
-from mixharness.runs import load_rollouts
+from mixharness.runs import load_rollouts, pruning_of
 from mixharness.stats import paired_difference
 from mixharness.tree.audit import audit
 from mixharness.viewer import write_report
@@ -37,7 +37,7 @@ def write_summary(run_dir: Path, policy: Policy, outcome: Outcome) -> dict[str, 
     fidelity figures are over all rollouts of the run, evaluation included.
     """
     harnesses: dict[str, dict[str, Any]] = {}
-    for label, figures in audit(load_rollouts(run_dir)).items():
+    for label, figures in audit(load_rollouts(run_dir), pruning_of(run_dir)).items():
         harnesses[label] = {
             **_gain(outcome.before.get(label, {}), outcome.after.get(label, {})),
             "rollouts": figures.rollouts,

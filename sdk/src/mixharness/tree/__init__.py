@@ -6,13 +6,15 @@ structures and stay so. Nothing here talks to a harness or an engine.
 
 from mixharness.tree.audit import HarnessAudit, audit
 from mixharness.tree.graph import CallGraph, build_graph
-from mixharness.tree.prune import Pruned, prune
+from mixharness.tree.prune import DEFAULT_PRUNING, Pruned, Pruning, prune
 from mixharness.tree.tokens import build_tree, merge_trees, prompt_ids
 
 __all__ = [
+    "DEFAULT_PRUNING",
     "CallGraph",
     "HarnessAudit",
     "Pruned",
+    "Pruning",
     "audit",
     "build_graph",
     "build_tree",

@@ -12,7 +12,7 @@ from itertools import takewhile
 from statistics import fmean
 
 from mixharness.tree.graph import build_graph
-from mixharness.tree.prune import Pruned, prune
+from mixharness.tree.prune import DEFAULT_PRUNING, Pruned, Pruning, prune
 from mixharness.tree.tokens import build_tree, prompt_ids
 from mixharness.types import (
     CallRole,
@@ -58,17 +58,24 @@ class _Assembled:
     tree: TokenTree
 
 
-def audit(rollouts: Sequence[Rollout]) -> dict[str, HarnessAudit]:
-    """Return the audit of each harness label, in alphabetical order."""
+def audit(
+    rollouts: Sequence[Rollout], pruning: Pruning = DEFAULT_PRUNING
+) -> dict[str, HarnessAudit]:
+    """Return the audit of each harness label, in alphabetical order.
+
+    Args:
+        rollouts: of one run, failed ones too.
+        pruning: the run's own, or what would be kept is not what was trained.
+    """
     by_label: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
         by_label[rollout.key.harness].append(rollout)
-    return {label: _audit_one(by_label[label]) for label in sorted(by_label)}
+    return {label: _audit_one(by_label[label], pruning) for label in sorted(by_label)}
 
 
-def _audit_one(rollouts: Sequence[Rollout]) -> HarnessAudit:
+def _audit_one(rollouts: Sequence[Rollout], pruning: Pruning) -> HarnessAudit:
     sound = [r for r in rollouts if r.failure is None or not _dropped(r.failure.failure_class)]
-    assembled = [_assemble(rollout) for rollout in sound]
+    assembled = [_assemble(rollout, pruning) for rollout in sound]
     kept = [each for each in assembled if each.pruned.failure is None]
     failures = Counter(r.failure.kind.value for r in rollouts if r.failure)
     failures.update(each.pruned.failure.kind.value for each in assembled if each.pruned.failure)
@@ -94,8 +101,8 @@ def _dropped(failure_class: FailureClass) -> bool:
     return failure_class in (FailureClass.INFRA, FailureClass.RUN)
 
 
-def _assemble(rollout: Rollout) -> _Assembled:
-    pruned = prune(rollout.calls)
+def _assemble(rollout: Rollout, pruning: Pruning) -> _Assembled:
+    pruned = prune(rollout.calls, pruning)
     return _Assembled(rollout, pruned, build_tree(rollout.calls, pruned))
 
 

@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from mixharness.tree.graph import CallGraph, build_graph
 from mixharness.types import CallRole, Delivery, Failure, FailureKind, ModelCall
-
-BranchCredit = Literal["exclude", "share"]
-"""What calls of other roles than `main` get: nothing, or the rollout's advantage."""
 
 CANCELLED = "cancelled"
 UNDELIVERED = "undelivered"
@@ -27,29 +23,42 @@ ROLE = "role_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
-    """The verdict on every call of a rollout: it is in `kept` or in `reasons`, never in both."""
+class Pruning:
+    """How calls are chosen; the defaults are the paper's."""
 
-    kept: frozenset[str]
-    """Ids of the calls that are trained."""
+    branch_credit: float = 0.0
+    """Share of the rollout's advantage that live calls of other roles than `main` are trained
+    with, in [0, 1]; 0 leaves them out."""
+    max_regenerations: int = 16
+    """Superseded main-role siblings a rollout may have; more drop it."""
+
+
+DEFAULT_PRUNING = Pruning()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """The verdict on every call of a rollout: it has a credit or a reason, never both."""
+
+    credits: Mapping[str, float]
+    """Id of a call that is trained to its share of the rollout's advantage, in (0, 1]."""
     reasons: Mapping[str, str]
     """Call id to why it is not trained."""
     failure: Failure | None = None
     """`excessive_forks` drops the whole rollout."""
 
+    @property
+    def kept(self) -> frozenset[str]:
+        """Return the ids of the calls that are trained."""
+        return frozenset(self.credits)
 
-def prune(
-    calls: Sequence[ModelCall],
-    *,
-    max_regenerations: int = 16,
-    branch_credit: BranchCredit = "exclude",
-) -> Pruned:
-    """Decide which calls of one rollout are trained.
+
+def prune(calls: Sequence[ModelCall], pruning: Pruning = DEFAULT_PRUNING) -> Pruned:
+    """Decide which calls of one rollout are trained, and with how much of its advantage.
 
     Args:
         calls: all calls of the rollout.
-        max_regenerations: superseded main-role siblings a rollout may have; more drop it.
-        branch_credit: `exclude` trains main calls only (the paper), `share` live calls of any role.
+        pruning: the run file's say.
 
     Raises:
         ValueError: the calls do not form a graph.
@@ -57,20 +66,24 @@ def prune(
     graph = build_graph(calls)
     superseded = _superseded(graph)
     regenerations = sum(graph.calls[call_id].role is CallRole.MAIN for call_id in superseded)
-    if regenerations > max_regenerations:
-        detail = f"{regenerations} superseded siblings, at most {max_regenerations} are allowed"
+    if regenerations > pruning.max_regenerations:
+        allowed = pruning.max_regenerations
+        detail = f"{regenerations} superseded siblings, at most {allowed} are allowed"
         return Pruned(
-            kept=frozenset(),
+            credits={},
             reasons=dict.fromkeys(graph.calls, EXCESSIVE_FORKS),
             failure=Failure(kind=FailureKind.EXCESSIVE_FORKS, detail=detail),
         )
     reasons = _dead(graph, superseded)
     reasons.update(dict.fromkeys(_losing(graph, reasons), LOSING_CHAIN))
-    if branch_credit == "exclude":
-        for call in graph.calls.values():
-            if call.role is not CallRole.MAIN:
-                reasons.setdefault(call.id, f"{ROLE}{call.role.value}")
-    return Pruned(kept=frozenset(graph.calls.keys() - reasons.keys()), reasons=reasons)
+    credits: dict[str, float] = {}
+    for call in graph.calls.values():
+        credit = 1.0 if call.role is CallRole.MAIN else pruning.branch_credit
+        if not credit:
+            reasons.setdefault(call.id, f"{ROLE}{call.role.value}")
+        elif call.id not in reasons:
+            credits[call.id] = credit
+    return Pruned(credits=credits, reasons=reasons)
 
 
 def _superseded(graph: CallGraph) -> frozenset[str]:
@@ -98,11 +111,19 @@ def _dead(graph: CallGraph, superseded: frozenset[str]) -> dict[str, str]:
 
 
 def _losing(graph: CallGraph, dead: Mapping[str, str]) -> set[str]:
-    """Return the live main calls off the longest live chain of their (agent, epoch)."""
-    lanes: dict[tuple[str, int], set[str]] = defaultdict(set)
+    """Return the live calls off the longest live chain of their (agent, epoch).
+
+    Sub-agents of one name may be several conversations; only chains of one beginning compete.
+    """
+    lanes: dict[tuple[str, int, str], set[str]] = defaultdict(set)
+    beginnings: dict[str, str] = {}
     for call in graph.calls.values():
-        if call.role is CallRole.MAIN and call.id not in dead:
-            lanes[call.agent, graph.epochs[call.id]].add(call.id)
+        previous = graph.predecessor(call.id)
+        beginnings[call.id] = beginnings[previous] if previous else call.id
+        if call.id in dead or call.role not in (CallRole.MAIN, CallRole.SUBAGENT):
+            continue
+        beginning = "" if call.role is CallRole.MAIN else beginnings[call.id]
+        lanes[call.agent, graph.epochs[call.id], beginning].add(call.id)
     return {call_id for live in lanes.values() for call_id in live - _longest_chain(graph, live)}
 
 

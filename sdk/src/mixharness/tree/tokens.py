@@ -177,7 +177,8 @@ def _environment(call: ModelCall) -> Iterator[tuple[tuple[int, ...], bool]]:
 
 
 def _sampled(call: ModelCall, pruned: Pruned) -> TokenNode:
-    trained = call.id in pruned.kept
+    credit = pruned.credits.get(call.id, 0.0)
+    trained = credit > 0
     if not trained and call.id not in pruned.reasons:
         raise ValueError(f"call {call.id} is neither trained nor has a reason why it is not")
     return TokenNode(
@@ -191,6 +192,7 @@ def _sampled(call: ModelCall, pruned: Pruned) -> TokenNode:
         versions=call.versions,
         temperature=call.temperature,
         trained=trained,
+        credit=credit,
         reason="" if trained else pruned.reasons[call.id],
     )
 

@@ -18,6 +18,8 @@ from tokenizers import Tokenizer
 
 from mixharness.proxy.log import CALLS
 from mixharness.rollout.store import ROLLOUT_FILE, RunStore
+from mixharness.runs import pruning_of
+from mixharness.tree.prune import DEFAULT_PRUNING, Pruning
 from mixharness.types import Rollout
 from mixharness.viewer.charts import Metrics, colors, training_charts
 from mixharness.viewer.tree_view import rollout_view
@@ -47,6 +49,7 @@ class RunData:
     metrics: Metrics
     """One mapping per line of metrics.jsonl."""
     tokenizer: Tokenizer | None = None
+    pruning: Pruning = DEFAULT_PRUNING
 
 
 def write_report(run_dir: Path) -> Path:
@@ -70,13 +73,14 @@ def read_run(run_dir: Path) -> RunData:
         summary=summary,
         metrics=[json.loads(line) for line in lines if line.strip()],
         tokenizer=_tokenizer(run_dir),
+        pruning=pruning_of(run_dir),
     )
 
 
 def render_report(run: RunData, rollouts: Sequence[Rollout]) -> str:
     """Return the page. `rollouts` are those to draw."""
     charts = training_charts(run.metrics, run.summary)
-    views = [rollout_view(rollout, run.tokenizer) for rollout in rollouts]
+    views = [rollout_view(rollout, run.tokenizer, run.pruning) for rollout in rollouts]
     assets = files("mixharness.viewer") / "assets"
     return Template((assets / "page.html").read_text(encoding="utf-8")).substitute(
         title=escape(run.name),

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from tokenizers import Tokenizer
 
-from mixharness.tree.prune import prune
+from mixharness.tree.prune import DEFAULT_PRUNING, Pruning, prune
 from mixharness.tree.tokens import build_tree
 from mixharness.types import ModelCall, NodeKind, Rollout, TokenNode, TokenTree
 from mixharness.viewer.text import decode, sampled_html, text_html
@@ -42,14 +42,17 @@ class _Box:
     lane: int
 
 
-def rollout_view(rollout: Rollout, tokenizer: Tokenizer | None) -> str:
+def rollout_view(
+    rollout: Rollout, tokenizer: Tokenizer | None, pruning: Pruning = DEFAULT_PRUNING
+) -> str:
     """Return the HTML of one rollout: facts, token tree, conversation and the other branches.
 
     Args:
         rollout: any rollout, failed ones too.
         tokenizer: None shows token ids instead of text.
+        pruning: the run's own.
     """
-    tree = build_tree(rollout.calls, prune(rollout.calls))
+    tree = build_tree(rollout.calls, prune(rollout.calls, pruning))
     anchor = "".join(char if char.isalnum() else "-" for char in rollout.id)
     drawing = _Drawing(anchor, tree, {call.id: call for call in rollout.calls}, tokenizer)
     path = _main_path(drawing)
@@ -193,7 +196,9 @@ def _describe(drawing: _Drawing, node: TokenNode, *, bold: bool = False) -> str:
     if node.kind is not NodeKind.SAMPLED:
         return f"{mark[0]}{node.kind.value}{mark[1]} · {tokens} from position {node.depth:,}"
     call = drawing.calls[node.call_id]
-    state = "trained" if node.trained else f"not trained: {node.reason}"
+    state = f"not trained: {node.reason}"
+    if node.trained:
+        state = "trained" if node.credit == 1 else f"trained with {node.credit:g} of the advantage"
     facts = [
         f"{mark[0]}call {call.index}, {call.role.value}{mark[1]}",
         state,
