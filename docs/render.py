@@ -17,6 +17,7 @@ from mixharness.run_tables import (
     HarnessKeys,
     LabelKeys,
     NameKeys,
+    PruningTable,
     RolloutTable,
     SamplingTable,
     TaskSourceKeys,
@@ -25,7 +26,7 @@ from mixharness.run_tables import (
 from mixharness.types import Limits
 
 PAGE = Path(__file__).with_name("config.md")
-OURS = "agentloop,claude_code,office,trainer"
+OURS = "agentloop,claude_code,codex,office,trainer"
 HEAD = """# The run file
 
 <!-- Written by docs/render.py from the code; do not edit. -->
@@ -55,6 +56,7 @@ def render() -> str:
     lines += _section("## `[limits]`", Limits)
     lines += _section("## `[sampling]`", SamplingTable)
     lines += _section("## `[rollout]`", RolloutTable)
+    lines += _section("## `[pruning]`", PruningTable)
     for name, table in sorted(registry.tables().items()):
         lines += _section(f"## `[{name}]`", table)
     lines += ["## Framework keys of parts", ""]

@@ -55,7 +55,11 @@ def importers(files: list[Path], *names: str) -> list[str]:
 
 
 def test_there_is_something_to_check() -> None:
-    assert {path.name for path in PLUGINS} >= {"mixharness_agentloop", "mixharness_claude_code"}
+    assert {path.name for path in PLUGINS} >= {
+        "mixharness_agentloop",
+        "mixharness_claude_code",
+        "mixharness_codex",
+    }
     assert len(ALL) > 30
 
 

@@ -11,6 +11,7 @@ from mixharness import errors, hookspecs
 from mixharness.cli.main import build_app
 from mixharness.config import load_run_file
 from mixharness.plugins import KINDS, load_plugins
+from mixharness.proxy.rulebook import MATCH_RULES, RENDER_RULES
 from mixharness.testing import contracts
 from mixharness.types import FailureKind
 
@@ -54,6 +55,12 @@ def test_every_error_and_failure_is_documented() -> None:
     assert len(tree) == 11
     assert [error.__name__ for error in tree if f"| `{error.__name__}` |" not in page] == []
     assert [kind for kind in FailureKind if f"`{kind}`" not in page] == []
+
+
+def test_every_built_in_rule_is_documented() -> None:
+    section = (DOCS / "tokens.md").read_text().partition("## Histories")[2]
+    rows = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert rows == [rule.name for rule in (*MATCH_RULES, *RENDER_RULES)]
 
 
 def test_the_tutorial_is_the_plugin_that_is_tested() -> None:

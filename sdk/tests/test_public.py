@@ -6,9 +6,9 @@ EXPECTED = """
 CallIdentity CallRole Component ComponentConfig ConfigError Edges EngineTokenizer ExecResult Failure
 FailureClass FailureKind GenerateRequest Generation GroupKey Harness HarnessExit InferenceEngine
 Limits LossOutput MatchRule MixHarnessError ModelCall Optimizer PluginError Program
-ProgramMissingError RenderRule RequestView Rollout RolloutError RolloutGroup Sampling Sandbox
-SandboxBackend SandboxSpec Score Session Task TaskSource TemplateError TokenTree Tracker Verifier
-VersionSpan Workspace hookimpl
+ProgramMissingError Recall RenderRule RequestView Rollout RolloutError RolloutGroup Sampling
+SamplingCancelled Sandbox SandboxBackend SandboxSpec Score Session Task TaskSource TemplateError
+TokenTree Tracker Verifier VersionSpan Workspace hookimpl
 """
 
 

@@ -10,6 +10,7 @@ from mixharness.engine import (
     Generation,
     InferenceEngine,
     Sampling,
+    SamplingCancelled,
 )
 from mixharness.errors import (
     ConfigError,
@@ -22,7 +23,7 @@ from mixharness.errors import (
 from mixharness.harness import CallIdentity, Harness, Program, RequestView, Session
 from mixharness.hookspecs import hookimpl
 from mixharness.optimizer import Edges, LossOutput, Optimizer
-from mixharness.proxy.rules import MatchRule, RenderRule
+from mixharness.proxy.rules import MatchRule, Recall, RenderRule
 from mixharness.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec, Workspace
 from mixharness.task_source import TaskSource
 from mixharness.tracker import Tracker
@@ -73,12 +74,14 @@ __all__ = [
     "PluginError",
     "Program",
     "ProgramMissingError",
+    "Recall",
     "RenderRule",
     "RequestView",
     "Rollout",
     "RolloutError",
     "RolloutGroup",
     "Sampling",
+    "SamplingCancelled",
     "Sandbox",
     "SandboxBackend",
     "SandboxSpec",
