@@ -6,7 +6,6 @@ Calls are made in session.py; how a call's answer travels is streaming.py's.
 from __future__ import annotations
 
 import hmac
-import json
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -206,7 +205,7 @@ class Proxy:
         path, key = request.path_params, dialect.api_key(request.headers)
         session = self.find(path["rollout"], path["secret"], key)
         raw = await request.body()
-        return session, _json(raw), raw
+        return session, session.reader.read(raw), raw
 
     def _forget_closed(self) -> None:
         for name in [name for name, session in self._sessions.items() if session.closed]:
@@ -261,30 +260,6 @@ async def _no_such_route(request: Request, exc: Exception) -> Response:
     body = _ANTHROPIC.error(status, f"{request.method} {request.url.path}: {detail}")
     body["error"] |= {"param": None, "code": None}
     return JSONResponse(body, status_code=status)
-
-
-def _json(raw: bytes) -> dict[str, Any]:
-    """Return a body as JSON.
-
-    Raises:
-        BadRequest: it is no JSON object.
-    """
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        body = _lenient_json(raw)
-    if not isinstance(body, dict):
-        raise BadRequest("the request body must be a JSON object")
-    return body
-
-
-def _lenient_json(raw: bytes) -> Any:
-    """Read what the strict parser refuses but programs send: halves of surrogate pairs."""
-    try:
-        text = json.dumps(json.loads(raw), ensure_ascii=False)
-        return orjson.loads(text.encode(errors="replace"))
-    except (ValueError, RecursionError) as exc:
-        raise BadRequest(f"the request body is not valid JSON: {exc}") from exc
 
 
 def _encoder(

@@ -31,6 +31,7 @@ from mixharness.proxy.fingerprint import Fingerprinter
 from mixharness.proxy.history import History
 from mixharness.proxy.log import CallLog
 from mixharness.proxy.prompt import Prompt, build_prompt, check_order
+from mixharness.proxy.reading import BodyReader
 from mixharness.proxy.records import (
     NOTHING_SAMPLED,
     Outcome,
@@ -59,13 +60,15 @@ class ProxySession:
         notes: `name: detail` per event; names are `foreign_call`, `overflow`, `max_turns`,
             `engine_error` and `late_call`.
         closed: every request is refused with 409.
-        seen: how earlier bodies were read, by dialect.
+        reader: reads the requests' bodies.
+        seen: what their items were read as, by dialect.
     """
 
     def __init__(self, serving: Serving, spec: SessionSpec) -> None:
         self.rollout_id, self.base_url, self.secret = spec.rollout_id, spec.base_url, spec.secret
         self.notes: list[str] = []
         self.closed = False
+        self.reader = BodyReader()
         self.seen: defaultdict[str, Seen] = defaultdict(Seen)
         self._serving, self._spec = serving, spec
         enabled = serving.settings.render_rules

@@ -5,12 +5,9 @@ Bodies are written by log.py. Which tokens they stand for is the record's busine
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import orjson
 
 from mixharness.proxy.bodies import Body
 from mixharness.proxy.chat import ChatMessage, ChatRequest
@@ -18,6 +15,7 @@ from mixharness.proxy.dialects import Dialect
 from mixharness.proxy.dialects.anthropic_messages import AnthropicMessages
 from mixharness.proxy.dialects.openai_chat import OpenAIChat
 from mixharness.proxy.dialects.openai_responses import OpenAIResponses
+from mixharness.proxy.reading import read_json
 
 _ANTHROPIC = AnthropicMessages()
 _CHAT = OpenAIChat()
@@ -61,7 +59,7 @@ def read_exchanges(bodies: Iterable[Body]) -> dict[str, Exchange]:
 
 def _exchange(request: bytes, response: bytes) -> Exchange:
     """Read an answer as its dialect reads it when a harness sends it back."""
-    body, answered = _json(request), _answered(response)
+    body, answered = read_json(request), _answered(response)
     asked = answered.dialect.parse(body)
     before = body[answered.key]
     if isinstance(before, str):  # Responses takes a lone user message as text
@@ -97,9 +95,9 @@ def _answered(response: bytes) -> _Answered:
 def _events(response: bytes) -> list[dict[str, Any]]:
     """Return a stream's events; a plain body counts as the only one."""
     if response.startswith(b"{"):
-        return [_json(response)]
+        return [read_json(response)]
     lines = (line.removeprefix(b"data:").strip() for line in response.split(b"\n"))
-    return [_json(line) for line in lines if line.startswith(b"{")]
+    return [read_json(line) for line in lines if line.startswith(b"{")]
 
 
 def _anthropic_content(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -115,7 +113,7 @@ def _anthropic_content(events: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     for block in blocks:
         partial = block.pop("partial_json")
         if partial:
-            block["input"] = _json(partial.encode())
+            block["input"] = read_json(partial.encode())
     return blocks
 
 
@@ -133,9 +131,3 @@ def _chat_message(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for field, text in piece["function"].items():
                 call["function"][field] += text or ""
     return {**message, "tool_calls": [calls[index] for index in sorted(calls)]}
-
-
-def _json(data: bytes) -> Any:
-    """Read JSON; halves of surrogate pairs, which some programs send, become question marks."""
-    text = json.dumps(json.loads(data), ensure_ascii=False)
-    return orjson.loads(text.encode(errors="replace"))
