@@ -50,9 +50,36 @@ TURNS = (
 WORDS = st.sampled_from(["Go on.", "<|im_end|>\n", "</tool_response>", "é\u2028\n\n", "Fine.", ""])
 
 
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "THOUGHTS{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LATEST_THOUGHTS = (
+    "{% if m.reasoning_content and loop.index0 > last.user %}"
+    "<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+)
+LAST_USER = (
+    "{% set last = namespace(user=-1) %}{% for m in messages %}"
+    "{% if m.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}"
+)
+FORGETFUL = LAST_USER + CHATML.replace("THOUGHTS", LATEST_THOUGHTS)
+TEMPLATES = {
+    "qwen3": {"renderer": "qwen3"},
+    "without tools": {"renderer": "template", "chat_template": CHATML.replace("THOUGHTS", "")},
+    "forgetful": {"renderer": "template", "chat_template": FORGETFUL},
+    "forgetful, to the letter": {
+        "renderer": "template",
+        "chat_template": FORGETFUL,
+        "rerender": True,
+    },
+}
+
+
 @functools.cache
-def renderer():
-    tokenizer = EngineTokenizer(tokenizer=byte_tokenizer(), renderer="qwen3", context=99_999)
+def renderer(template):
+    """Return a renderer by the name of its template; the tokenizer is the same."""
+    tokenizer = EngineTokenizer(tokenizer=byte_tokenizer(), context=99_999, **TEMPLATES[template])
     return ChatRenderer(tokenizer)
 
 
@@ -116,8 +143,8 @@ CHANGES = {"assistant": (on_the_wire, cut, without_ids, thoughtless, shouted)}
 class Talk:
     """One rollout of a program that does odd things."""
 
-    def __init__(self, draw, folder, rules):
-        self.draw, self.folder = draw, folder
+    def __init__(self, draw, folder, rules, template):
+        self.draw, self.folder, self.renderer = draw, folder, renderer(template)
         self.engine, self.rules = DrawnEngine(), rules
         self.histories = {"": [self.user()], "sub": [self.user()]}
         self.shown, self.grown = {}, {}
@@ -127,7 +154,6 @@ class Talk:
 
     async def run(self):
         await self.engine.start()
-        self.renderer = renderer()
         settings_ = ProxySettings(render_rules=self.rules)
         serving = Serving(
             engine=self.engine, renderer=self.renderer, gate=Gate(), settings=settings_
@@ -194,11 +220,11 @@ class Talk:
 RULES = ("reattach_reasoning", "drop_token_budget", "drop_runtime_context")
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.data(), st.sampled_from([(), RULES]))
-def test_each_sampled_token_is_trained_once_or_has_a_reason(data, rules):
+@settings(max_examples=600, deadline=None)
+@given(st.data(), st.sampled_from([(), RULES]), st.sampled_from(sorted(TEMPLATES)))
+def test_each_sampled_token_is_trained_once_or_has_a_reason(data, rules, template):
     with tempfile.TemporaryDirectory() as folder:
-        talk = Talk(data.draw, Path(folder), rules)
+        talk = Talk(data.draw, Path(folder), rules, template)
         calls = asyncio.run(talk.run())
         assert read_calls(Path(folder)) == calls
     assert {call.id: call.sampled_ids for call in calls} == talk.engine.said
@@ -244,11 +270,11 @@ def check_shown(talk, call):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_what_programs_do_to_answers_on_the_wire_is_no_fork(data):
+@given(st.data(), st.sampled_from(["qwen3", "without tools", "forgetful"]))
+def test_what_programs_do_to_answers_on_the_wire_is_no_fork(data, template):
     """Re-serialised inputs, injected defaults and lost ids: each call goes on from the last."""
     with tempfile.TemporaryDirectory() as folder:
-        talk = Talk(data.draw, Path(folder), ())
+        talk = Talk(data.draw, Path(folder), (), template)
 
         def rewrite(history):
             for at, message in enumerate(history):
