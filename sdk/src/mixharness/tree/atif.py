@@ -1,6 +1,6 @@
 """A rollout as an ATIF trajectory (Agent Trajectory Interchange Format 1.8), tokens included.
 
-Pure: the record and its exchanges in, the models of the package `atif` out. Files are runs.py's.
+Pure: the record and its exchanges in, the models of the package `atif` out. Files are exports.py's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import orjson
 from atif import Trajectory
 
 from mixharness.proxy.chat import ChatMessage, ChatRequest, ToolCall
+from mixharness.proxy.dialects.seen import common
 from mixharness.proxy.transcript import Exchange
 from mixharness.tree.prune import DEFAULT_PRUNING, Pruned, Pruning, prune
 from mixharness.tree.tokens import prompt_ids
@@ -26,7 +27,6 @@ NOTES = (
     "prompt_token_ids, completion_token_ids and logprobs are those of the engine, never tokenised "
     "again; log-probs are of softmax(logits / temperature)."
 )
-
 
 _Turn = tuple[ModelCall, Exchange]
 
@@ -101,9 +101,7 @@ class _Lane:
 
     def _new(self, messages: tuple[ChatMessage, ...]) -> Iterator[ChatMessage]:
         """Yield what stands neither in the request before nor ahead of the last known answer."""
-        pairs = enumerate(zip(self.before, messages, strict=False))
-        shorter = min(len(self.before), len(messages))
-        start = next((at for at, (old, new) in pairs if old != new), shorter)
+        start = common(self.before, messages)
         known = [at + 1 for at, message in enumerate(messages) if self._known(message)]
         yield from messages[max([start, *known]) :]
 
