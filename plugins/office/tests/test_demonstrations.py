@@ -86,7 +86,7 @@ def test_the_clerk_errs_the_same_way_twice_and_in_every_harness() -> None:
 
 
 def test_a_prompt_without_a_shell_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a tool called bash; the prompt offers \['read'\]"):
+    with pytest.raises(ValueError, match=r"exec_command; the prompt offers \['read'\]"):
         demonstrate(prompt_of("Read note.txt.", [OTHER]))
 
 
@@ -98,3 +98,20 @@ def test_a_prompt_without_a_task_is_refused() -> None:
 def test_a_text_without_a_cue_is_refused() -> None:
     with pytest.raises(ValueError, match=r"nothing in 'Hm\.' points to a folder"):
         demonstrate(prompt_of("Read note.txt.", [NESTED], ("", "Hm.")))
+
+
+def test_other_shells_are_called_with_their_own_argument() -> None:
+    task = tasks("cold_start", 1)[0]
+    for name, argument in (("exec", "command"), ("exec_command", "cmd"), ("Bash", "command")):
+        tool = {"type": "function", "function": {"name": name, "parameters": {}}}
+        call = call_of(demonstrate_expert(prompt_of(task.prompt, [tool])))
+        assert call == {"name": name, "arguments": {argument: f"cat {NOTE}"}}
+
+
+def test_lines_that_a_program_puts_around_the_note_change_nothing() -> None:
+    task = tasks("cold_start", 1)[0]
+    note = task.files[NOTE]
+    read = demonstrate(prompt_of(task.prompt, [NESTED]))
+    plain = demonstrate(prompt_of(task.prompt, [NESTED], (read, note)))
+    wrapped = f"Chunk ID: 1f\nProcess exited with code 0\nOutput:\n{note}"
+    assert demonstrate(prompt_of(task.prompt, [NESTED], (read, wrapped))) == plain

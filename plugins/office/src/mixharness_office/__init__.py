@@ -18,7 +18,8 @@ def register_task_sources() -> Sequence[type[TaskSource[Any]]]:
 
 @hookimpl
 def register_verifiers() -> Sequence[type[Verifier[Any]]]:
-    """Return the grader of office tasks."""
+    """Return the graders of office tasks: all or nothing, and with part marks."""
+    from mixharness_office.partial import OfficePartialVerifier
     from mixharness_office.verifier import OfficeVerifier
 
-    return [OfficeVerifier]
+    return [OfficeVerifier, OfficePartialVerifier]

@@ -1,7 +1,7 @@
 """A scripted clerk: decoded prompt in, next assistant turn out, in Qwen3's wire form.
 
-It plays through any harness that offers a shell tool. It sees only what the model would see, never
-the Task.
+It plays through any harness that offers one of the shell tools it knows. It sees only what the
+model would see, never the Task.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from mixharness_office.words import NOTE, REGISTER, load_words
 
 ACCURACY = 0.33
 """How often the untrained clerk is right; a guess among five would be 0.2."""
+
+_SHELLS = {"bash": "command", "exec": "command", "exec_command": "cmd"}
+"""Tools that run a command, in small letters, and the argument that takes it."""
 
 _USER = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
 _RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
@@ -46,9 +49,10 @@ def _next_turn(prompt_text: str, accuracy: float) -> str:
         return "Done."
     command = f"cat {NOTE}"
     if responses:
-        cue, folder = _choose(responses[0].strip(), accuracy)
+        cue, folder = _choose(_note(responses[0]), accuracy)
         command = f"echo {cue} {folder} > {REGISTER}"
-    call = {"name": _shell_tool(prompt_text), "arguments": {"command": command}}
+    name = _shell_tool(prompt_text)
+    call = {"name": name, "arguments": {_SHELLS[name.lower()]: command}}
     return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
@@ -65,9 +69,16 @@ def _shell_tool(prompt_text: str) -> str:
     tools = [json.loads(line) for line in listing[1].splitlines()] if listing else []
     names = [tool.get("function", tool)["name"] for tool in tools]
     for name in names:
-        if name.lower() == "bash":
+        if name.lower() in _SHELLS:
             return str(name)
-    raise ValueError(f"the clerk needs a tool called bash; the prompt offers {names}")
+    known = ", ".join(_SHELLS)
+    raise ValueError(f"the clerk needs a tool called one of {known}; the prompt offers {names}")
+
+
+def _note(result: str) -> str:
+    """Return the note in a tool's result; some programs put lines of their own around it."""
+    lines = (line.strip() for line in result.splitlines())
+    return next((line for line in lines if load_words().decide(line)), result.strip())
 
 
 def _choose(text: str, accuracy: float) -> tuple[str, str]:
