@@ -8,25 +8,17 @@ from mixharness import Task
 from mixharness.builtin.exact_match import ExactMatch, ExactMatchConfig
 from mixharness.builtin.jsonl_tasks import JsonlTasks, JsonlTasksConfig
 from mixharness.builtin.jsonl_tracker import JsonlTracker, JsonlTrackerConfig
-from mixharness.builtin.local import LocalSandboxBackend, LocalSandboxConfig
 from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine
 from mixharness.testing import (
     EchoHarness,
     EngineContract,
     HarnessContract,
     MemoryTracker,
-    SandboxContract,
     TaskSourceContract,
     TrackerContract,
     VerifierContract,
 )
 from mixharness.testing.doubles import EchoHarnessConfig
-
-
-class TestLocal(SandboxContract):
-    @pytest.fixture
-    def component(self) -> LocalSandboxBackend:
-        return LocalSandboxBackend(LocalSandboxConfig())
 
 
 class TestScripted(EngineContract):

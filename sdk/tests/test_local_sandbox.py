@@ -1,5 +1,4 @@
 import asyncio
-import errno
 import json
 import os
 import signal
@@ -14,9 +13,11 @@ import psutil
 import pytest
 
 from mixharness.builtin.local import LocalSandboxBackend, LocalSandboxConfig
-from mixharness.builtin.local.sandbox import LocalSandbox
+from mixharness.builtin.local.sandbox import LocalSandbox, in_thread
 from mixharness.errors import SandboxError
 from mixharness.sandbox import SandboxSpec
+from mixharness.testing import SandboxContract
+from mixharness.testing.contracts.sandbox import Behaviour
 from mixharness.types import Limits
 
 pytestmark = pytest.mark.anyio
@@ -46,6 +47,33 @@ def spec(files: dict[str, str] | None = None, **limits: int) -> SandboxSpec:
     return SandboxSpec(rollout_id="r", files=files or {}, limits=Limits(**limits))
 
 
+AS_ROOT = frozenset(
+    {
+        Behaviour.IMAGES,
+        Behaviour.WORKSPACE_PATH,
+        Behaviour.HOST_FILES,
+        Behaviour.HOST_PROCESSES,
+        Behaviour.PROGRAM,
+        Behaviour.TMP,
+        Behaviour.OUTSIDE,
+        Behaviour.HOST_SERVICES,
+        Behaviour.NO_NETWORK,
+        Behaviour.MEMORY,
+        Behaviour.DISK,
+    }
+)
+AS_ANOTHER = AS_ROOT | {Behaviour.PRIVATE, Behaviour.PROCESSES}
+"""As any other user, all sandboxes are that user's."""
+
+
+class TestContract(SandboxContract):
+    differs = AS_ROOT if os.geteuid() == 0 else AS_ANOTHER
+
+    @pytest.fixture
+    def component(self) -> LocalSandboxBackend:
+        return backend()
+
+
 @pytest.fixture
 async def sandbox() -> AsyncIterator[LocalSandbox]:
     async with backend().open(spec({"notes/a.txt": "eins zwölf\n"})) as opened:
@@ -69,15 +97,6 @@ def sleepers(seconds: str) -> list[int]:
     return found
 
 
-async def test_a_command_gives_both_outputs_and_its_exit_code(sandbox: LocalSandbox) -> None:
-    result = await sandbox.exec(["sh", "-c", "cat notes/a.txt; echo bad >&2; exit 7"])
-    assert (result.exit_code, result.stdout.decode(), result.stderr) == (
-        7,
-        "eins zwölf\n",
-        b"bad\n",
-    )
-
-
 async def test_only_the_given_environment_is_seen(
     sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,71 +106,11 @@ async def test_only_the_given_environment_is_seen(
     assert names == {"GIVEN", "PATH", "HOME", "TMPDIR", "LANG", "MIXHARNESS_SANDBOX"}
 
 
-async def test_cwd_is_the_workspace_or_the_one_asked_for(sandbox: LocalSandbox) -> None:
-    assert (await sandbox.exec(["pwd"])).stdout.decode() == f"{sandbox.workspace}\n"
-    assert (await sandbox.exec(["ls"], cwd="notes")).stdout == b"a.txt\n"
-    assert (await sandbox.exec(["ls"], cwd=sandbox.home)).stdout == b"tmp\n"
-
-
 async def test_stdin_is_closed_and_a_missing_command_is_said(sandbox: LocalSandbox) -> None:
     assert (await sandbox.exec(["cat"], timeout_s=5)).stdout == b""
     missing = await sandbox.exec(["no-such-command"])
     assert missing.exit_code == 127
     assert b"not found" in missing.stderr
-
-
-async def test_death_by_signal_is_a_negative_exit_code(sandbox: LocalSandbox) -> None:
-    assert (await sandbox.exec(["sh", "-c", "kill -TERM $$"])).exit_code == -signal.SIGTERM
-
-
-async def test_large_output_keeps_its_end() -> None:
-    async with backend(output_mb=1).open(spec()) as sandbox:
-        result = await sandbox.exec(["sh", "-c", "head -c 3000000 /dev/zero; echo the end"])
-    assert len(result.stdout) == 1 << 20
-    assert result.stdout.endswith(b"the end\n")
-
-
-async def test_stdout_is_handed_on_while_the_command_runs(sandbox: LocalSandbox) -> None:
-    seen: list[bytes] = []
-    script = "echo one; while [ ! -e go ]; do sleep 0.01; done; echo two"
-    running = asyncio.create_task(sandbox.exec(["sh", "-c", script], on_stdout=seen.append))
-    while not seen:
-        await asyncio.sleep(0.01)
-    assert seen == [b"one\n"]
-    await sandbox.write("go", b"")
-    assert (await running).stdout == b"one\ntwo\n" == b"".join(seen)
-
-
-async def test_a_timeout_kills_the_whole_tree(sandbox: LocalSandbox) -> None:
-    result = await sandbox.exec(["sh", "-c", "echo hi; sleep 4711 & sleep 4711"], timeout_s=0.3)
-    assert (result.timed_out, result.exit_code, result.stdout) == (True, -9, b"hi\n")
-    assert sleepers("4711") == []
-
-
-async def test_a_cancel_kills_the_command(sandbox: LocalSandbox) -> None:
-    running = asyncio.create_task(sandbox.exec(["sh", "-c", "sleep 4712; true"]))
-    while not sleepers("4712"):
-        await asyncio.sleep(0.01)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert wait_until(lambda: not sleepers("4712"))
-
-
-async def test_a_daemon_does_not_hold_its_command_and_dies_with_the_sandbox() -> None:
-    async with backend().open(spec()) as sandbox:
-        daemon = "(setsid env -i sleep 4713 &) ; echo started"
-        result = await asyncio.wait_for(sandbox.exec(["sh", "-c", daemon]), 5)
-        assert result.stdout == b"started\n"
-        assert await sandbox.processes() == 1
-    assert sleepers("4713") == []
-
-
-async def test_kill_leaves_files_and_no_process(sandbox: LocalSandbox) -> None:
-    await sandbox.exec(["sh", "-c", "sleep 4714 & echo kept > f"])
-    await sandbox.kill()
-    assert await sandbox.processes() == 0
-    assert await sandbox.read("f") == b"kept\n"
 
 
 async def test_two_sandboxes_see_nothing_of_each_other(sandbox: LocalSandbox) -> None:
@@ -166,16 +125,6 @@ async def test_two_sandboxes_see_nothing_of_each_other(sandbox: LocalSandbox) ->
             assert b"0\n" not in users
 
 
-async def test_files_are_written_and_read_as_the_sandbox_user(sandbox: LocalSandbox) -> None:
-    data = bytes(range(256)) * 1000
-    await sandbox.write("deep/er/f", data)
-    assert await sandbox.read("deep/er/f") == data
-    with pytest.raises(FileNotFoundError, match=r"nothing\.txt"):
-        await sandbox.read("nothing.txt")
-    with pytest.raises(OSError, match="directory"):
-        await sandbox.read("deep")
-
-
 @needs_root
 async def test_a_link_opens_nothing_that_only_the_runner_may_read(
     sandbox: LocalSandbox, temporary: Path
@@ -186,24 +135,6 @@ async def test_a_link_opens_nothing_that_only_the_runner_may_read(
     await sandbox.exec(["ln", "-s", str(secret), "innocent"])
     with pytest.raises(OSError, match="denied"):
         await sandbox.read("innocent")
-
-
-async def test_a_snapshot_leaves_out_links_and_special_files(
-    sandbox: LocalSandbox, tmp_path: Path
-) -> None:
-    script = "ln -s /etc/passwd link; ln -s / root; mkfifo pipe; mkdir empty; echo x > empty/f"
-    await sandbox.exec(["sh", "-c", script])
-    workspace = await sandbox.snapshot(tmp_path / "snapshot")
-    assert workspace.list() == ["empty/f", "notes/a.txt"]
-    assert workspace.read("notes/a.txt") == "eins zwölf\n"
-
-
-async def test_a_snapshot_has_a_size_limit(tmp_path: Path) -> None:
-    async with backend(snapshot_mb=1).open(spec()) as sandbox:
-        await sandbox.exec(["sh", "-c", "head -c 2000000 /dev/zero > big"])
-        with pytest.raises(OSError, match="1 MiB") as caught:
-            await sandbox.snapshot(tmp_path / "snapshot")
-    assert caught.value.errno == errno.EFBIG
 
 
 async def test_limits_hold() -> None:
@@ -242,6 +173,22 @@ async def test_nothing_is_left_after_a_cancel(temporary: Path) -> None:
         await task
     assert sleepers("4717") == []
     assert list(temporary.iterdir()) == []
+
+
+async def test_a_cancel_waits_for_what_works_on_the_files() -> None:
+    loop, begun, finished = asyncio.get_running_loop(), asyncio.Event(), []
+
+    def work() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        time.sleep(0.2)
+        finished.append(True)
+
+    task = asyncio.create_task(in_thread(work))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert finished == [True]
 
 
 async def test_a_file_outside_the_workspace_is_refused(temporary: Path) -> None:

@@ -22,7 +22,7 @@ from mixharness.errors import (
 )
 from mixharness.harness import CallIdentity, Harness, Program, RequestView, Session
 from mixharness.hookspecs import hookimpl
-from mixharness.optimizer import Edges, LossOutput, Optimizer
+from mixharness.optimizer import CriticSettings, Edges, LossOutput, Optimizer
 from mixharness.proxy.rules import MatchRule, Recall, RenderRule
 from mixharness.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec, Workspace
 from mixharness.task_source import TaskSource
@@ -39,6 +39,7 @@ from mixharness.types import (
     Rollout,
     RolloutGroup,
     Score,
+    Service,
     Task,
     TokenTree,
     VersionSpan,
@@ -53,6 +54,7 @@ __all__ = [
     "Component",
     "ComponentConfig",
     "ConfigError",
+    "CriticSettings",
     "Edges",
     "EngineTokenizer",
     "ExecResult",
@@ -86,6 +88,7 @@ __all__ = [
     "SandboxBackend",
     "SandboxSpec",
     "Score",
+    "Service",
     "Session",
     "Task",
     "TaskSource",

@@ -9,12 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one rollout may use. Zero or None never means "no limit" here; leave the default."""
+    """What one rollout may use. Zero or None never means "no limit" here; leave the default.
+
+    They are nested, so that the inner one is hit first and says whose fault it was: the timeout of
+    one command (the harness's own) < `agent_s` < `wall_s`. Settling and grading come after, each
+    with a limit of its own. The defaults suit tasks of minutes; long ones (ClawLoop) are given
+    `agent_s = 86_000`, `wall_s = 86_400` (24 h) and `max_turns = 300`.
+    """
 
     agent_s: float = 300.0
     """Seconds on the agent clock, which stands still while a model call is held or sampled."""
@@ -22,12 +29,36 @@ class Limits:
     """Seconds by the wall clock; running out of these is the infrastructure's fault."""
     max_turns: int = 50
     """Model calls of a rollout, counted at the proxy for every harness."""
+    tokens: int = 1_000_000
+    """Sampled tokens of a rollout, counted at the proxy."""
     memory_mb: int = 4096
-    """Address space of each process in the sandbox, in MiB."""
+    """Memory of a sandbox in MiB; in `local` and `bubblewrap`, private memory of each process."""
+    cpus: float = 2.0
+    """Processors a sandbox may keep busy, where the backend can limit it."""
     processes: int = 256
     """Processes of the sandbox's user."""
     file_mb: int = 256
     """Largest file a process in the sandbox may write, in MiB."""
+    disk_mb: int = 1024
+    """What a sandbox may write in all, in MiB; a workspace beyond it is not graded."""
+    output_mb: int = 8
+    """MiB kept of each of a command's two outputs; the beginning is dropped first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A program that a task needs beside the agent, started inside its sandbox."""
+
+    name: str
+    command: tuple[str, ...]
+    """Runs until the sandbox closes; its folder is the workspace."""
+    health: tuple[str, ...]
+    """A command that exits with 0 as soon as the service can be used."""
+    mcp_url: str = ""
+    """Address inside the sandbox of the MCP server that it is; harnesses offer its tools."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    start_s: float = 30.0
+    """Longest time until it is healthy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +70,15 @@ class Task:
     verifier: str
     files: Mapping[str, str] = field(default_factory=dict)
     """Workspace files: relative path to text."""
+    folder: Path | None = None
+    """Host folder that is copied into the workspace as it is, before `files`."""
+    workspace: str = ""
+    """Absolute path at which programs see the workspace; empty where the sandbox puts it."""
+    image: str = ""
+    """Container image of the sandbox; empty for the backend's own."""
+    services: tuple[Service, ...] = ()
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Overrides of the run file's `Limits`, by name."""
     answer: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
@@ -89,6 +129,7 @@ class FailureKind(StrEnum):
     SETTLE_TIMEOUT = "settle_timeout"
     AGENT_TIMEOUT = "agent_timeout"
     MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
     CONTEXT_OVERFLOW = "context_overflow"
     NONZERO_EXIT = "nonzero_exit"
     INVALID_TOOL_LOOP = "invalid_tool_loop"
@@ -256,6 +297,10 @@ class Rollout:
     """The program hung after its result and was killed; no failure."""
     policy_version: int = 0
     """Version of the weights when the rollout began."""
+    program_version: str = ""
+    """Of the harness's program; empty for a harness without one."""
+    refill: int = 0
+    """Round in which it was drawn in place of excluded rollouts; 0: from the beginning."""
 
     @property
     def usable(self) -> bool:

@@ -18,10 +18,12 @@ from mixharness.verifier import Verifier
 
 @hookimpl
 def register_sandboxes() -> Sequence[type[SandboxBackend[Any]]]:
-    """Return `local`."""
+    """Return `bubblewrap`, `docker` and `local`."""
+    from mixharness.builtin.bubblewrap import BubblewrapBackend
+    from mixharness.builtin.docker import DockerSandboxBackend
     from mixharness.builtin.local import LocalSandboxBackend
 
-    return [LocalSandboxBackend]
+    return [BubblewrapBackend, DockerSandboxBackend, LocalSandboxBackend]
 
 
 @hookimpl
@@ -34,18 +36,20 @@ def register_engines() -> Sequence[type[InferenceEngine[Any]]]:
 
 @hookimpl
 def register_task_sources() -> Sequence[type[TaskSource[Any]]]:
-    """Return `jsonl`."""
+    """Return `clawgym` and `jsonl`."""
+    from mixharness.builtin.clawgym import ClawGymTasks
     from mixharness.builtin.jsonl_tasks import JsonlTasks
 
-    return [JsonlTasks]
+    return [ClawGymTasks, JsonlTasks]
 
 
 @hookimpl
 def register_verifiers() -> Sequence[type[Verifier[Any]]]:
-    """Return `exact_match`."""
+    """Return `exact_match` and `reward_script`."""
     from mixharness.builtin.exact_match import ExactMatch
+    from mixharness.builtin.reward_script import RewardScript
 
-    return [ExactMatch]
+    return [ExactMatch, RewardScript]
 
 
 @hookimpl

@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import resource
-import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-
-import structlog
+from pathlib import Path
 
 from mixharness.builtin.local import init
 from mixharness.builtin.local.client import InitClient
+from mixharness.builtin.local.launch import (
+    PYTHON_FLAGS,
+    Launched,
+    launch,
+    rlimits,
+    why_not_ready,
+)
 from mixharness.builtin.local.owner import PREFIX, UidLease, lease_uid, reap, write_owner
-from mixharness.builtin.local.sandbox import LocalPaths, LocalSandbox
-from mixharness.builtin.local.snapshot import MIB, SnapshotLimits
+from mixharness.builtin.local.sandbox import LocalSandbox, Places
 from mixharness.component import ComponentConfig
 from mixharness.errors import SandboxError
 from mixharness.sandbox import SandboxBackend, SandboxSpec
-from mixharness.types import Limits
-
-CLOSE_LIMIT_S = 10.0
-
-log = structlog.get_logger()
+from mixharness.snapshot import SnapshotLimits, fill
+from mixharness.types import Task
 
 
 class LocalSandboxConfig(ComponentConfig):
     """Keys of `[sandbox] name = "local"`."""
 
-    output_mb: int = 8
-    """MiB kept of each of a command's two outputs; the beginning is dropped first."""
-    snapshot_mb: int = 256
-    """Largest workspace that is graded, in MiB."""
     snapshot_files: int = 20_000
     """Most files and folders in a workspace that is graded."""
 
@@ -49,6 +40,23 @@ class LocalSandboxBackend(SandboxBackend[LocalSandboxConfig]):
 
     name = "local"
     config_type = LocalSandboxConfig
+
+    def validate(self, task: Task) -> None:
+        """Refuse what takes a file system of its own.
+
+        Raises:
+            ValueError: the task names an image or the path of its workspace.
+        """
+        if task.image:
+            raise ValueError(
+                f"the local sandbox has no images, and the task asks for {task.image!r}; "
+                "use the docker sandbox"
+            )
+        if task.workspace:
+            raise ValueError(
+                f"the local sandbox cannot put a workspace at {task.workspace!r}; "
+                "use the docker or the bubblewrap sandbox"
+            )
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[LocalSandbox]:
@@ -62,100 +70,80 @@ class LocalSandboxBackend(SandboxBackend[LocalSandboxConfig]):
             _check_reachable(spec.program_path)
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         try:
-            launched = _launch(folder, spec, lease_uid() if root else None)
+            lease = lease_uid() if root else None
+            with lease.sock if lease else nullcontext():
+                _prepare(folder, spec, lease)
+                launched = _launch(folder, spec, lease)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            init.remove(str(folder))
             raise
-        config = self.config
         limits = SnapshotLimits(
-            max_mb=config.snapshot_mb, max_files=config.snapshot_files, uid=launched.uid
+            max_mb=spec.limits.disk_mb,
+            max_files=self.config.snapshot_files,
+            uid=lease.uid if lease else os.geteuid(),
         )
-        paths = LocalPaths(folder=folder, program=str(spec.program_path or ""))
         client = InitClient(launched.sock)
-        sandbox = LocalSandbox(paths, client, config.output_mb * MIB, limits)
+        sandbox = LocalSandbox(_places(folder, spec), client, spec.limits.output_mb, limits)
         try:
-            await client.ready()
+            await _ready(client, folder)
             yield sandbox
         finally:
             sandbox.close()
-            await asyncio.shield(asyncio.to_thread(_end, launched.process, folder))
+            await asyncio.shield(asyncio.to_thread(_end, launched, folder))
 
     async def reap(self) -> int:
         """Remove sandboxes whose runner is gone; return how many."""
         return await asyncio.to_thread(reap)
 
 
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A sandbox's init process, our end of its socket, and the user it runs commands as."""
+def _places(folder: Path, spec: SandboxSpec) -> Places:
+    return Places(
+        workspace=f"{folder}/workspace",
+        home=f"{folder}/home",
+        tmp=f"{folder}/home/tmp",
+        program=str(spec.program_path or ""),
+        source=folder / "workspace",
+        label=str(folder),
+    )
 
-    process: subprocess.Popen[bytes]
-    sock: socket.socket
-    uid: int
 
-
-def _prepare(folder: Path, files: Mapping[str, str], uid: int | None) -> None:
+def _prepare(folder: Path, spec: SandboxSpec, lease: UidLease | None) -> None:
     write_owner(folder, None)
     folder.chmod(0o711)
-    paths = LocalPaths(folder=folder)
-    paths.workspace.mkdir(mode=0o700)
-    paths.home.mkdir(mode=0o700)
-    (paths.home / "tmp").mkdir(mode=0o700)
-    for name, text in files.items():
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise SandboxError(f"workspace file {name!r} must be a relative path without '..'")
-        file = paths.workspace / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8", newline="")
-    if uid is not None:
-        for path in (paths.workspace, paths.home):
+    places = _places(folder, spec)
+    for name in (places.workspace, places.home, places.tmp):
+        Path(name).mkdir(mode=0o700)
+    fill(places.source, spec)
+    if lease is not None:
+        for path in (places.source, Path(places.home)):
             for each in (path, *path.rglob("*")):
-                os.chown(each, uid, uid)
+                os.chown(each, lease.uid, lease.uid)
 
 
-def _launch(folder: Path, spec: SandboxSpec, lease: UidLease | None) -> _Launched:
-    """Fill the folder and start the init process, which takes the lease over."""
-    with lease.sock if lease else nullcontext():
-        _prepare(folder, spec.files, lease.uid if lease else None)
-        process, sock = _start_init(folder, spec.limits, lease)
-    return _Launched(process, sock, lease.uid if lease else os.geteuid())
+def _launch(folder: Path, spec: SandboxSpec, lease: UidLease | None) -> Launched:
+    config = {
+        "folder": str(folder),
+        "uid": lease.uid if lease else None,
+        # As this user, it would count everything that the user runs elsewhere.
+        "rlimits": rlimits(spec.limits, count_processes=lease is not None),
+        "ports": [],
+    }
+    with (folder / "init.log").open("wb") as errors:
+        command = [sys.executable, *PYTHON_FLAGS, str(init.__file__)]
+        launched = launch(command, config, lease, errors)
+    write_owner(folder, launched.process.pid)
+    return launched
 
 
-def _start_init(
-    folder: Path, limits: Limits, lease: UidLease | None
-) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    rlimits = [
-        (resource.RLIMIT_AS, limits.memory_mb * MIB),
-        (resource.RLIMIT_FSIZE, limits.file_mb * MIB),
-        (resource.RLIMIT_CORE, 0),
-    ]
-    if lease is not None:  # as this user, it would count everything the user runs elsewhere
-        rlimits.append((resource.RLIMIT_NPROC, limits.processes))
-    uid = lease.uid if lease else None
-    config = {"fd": theirs.fileno(), "folder": str(folder), "uid": uid, "rlimits": rlimits}
-    argv = [sys.executable, "-I", "-S", "-E", str(init.__file__), json.dumps(config)]
-    with (folder / "init.log").open("wb") as errors, theirs:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            pass_fds=[theirs.fileno(), *([lease.sock.fileno()] if lease else [])],
-            start_new_session=True,
-        )
-    write_owner(folder, process.pid)
-    return process, ours
-
-
-def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait until the init process has killed and removed everything, and make sure of it."""
+async def _ready(client: InitClient, folder: Path) -> None:
     try:
-        process.wait(CLOSE_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        log.warning("sandbox_init_hung", folder=str(folder), pid=process.pid)
-        process.kill()
-        process.wait()
+        await client.ready()
+    except SandboxError as exc:
+        raise why_not_ready("the sandbox did not start", folder / "init.log") from exc
+
+
+def _end(launched: Launched, folder: Path) -> None:
+    launched.end()
     if folder.exists():
         init.remove(str(folder))
 

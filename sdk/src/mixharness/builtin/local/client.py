@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 
 from mixharness.errors import SandboxError
 
+MAX_FDS = 16
+
 
 class InitClient:
     """Talks to one init process. Bound to the event loop that made it; `close` ends the sandbox."""
@@ -22,6 +24,8 @@ class InitClient:
         self._waiting: dict[str, asyncio.Future[int]] = {"ready": self._loop.create_future()}
         self._loop.add_reader(sock, self._receive)
         self.closed = False
+        self.handed_out: list[int] = []
+        """Descriptors that came with the first message; closed with this."""
 
     async def ready(self) -> None:
         """Wait until the init process listens.
@@ -56,6 +60,8 @@ class InitClient:
         self.closed = True
         self._loop.remove_reader(self._sock)
         self._sock.close()
+        for fd in self.handed_out:
+            os.close(fd)
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(SandboxError("the sandbox was closed"))
@@ -64,11 +70,12 @@ class InitClient:
 
     def _receive(self) -> None:
         try:
-            data = self._sock.recv(4096)
+            data, fds, _, _ = socket.recv_fds(self._sock, 4096, MAX_FDS)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
+            data, fds = b"", []
+        self.handed_out += fds
         if not data:
             self.close()
             return

@@ -1,8 +1,10 @@
-"""First process of one local sandbox: starts its commands, adopts and kills what they leave.
+"""First process of one sandbox: starts its commands, adopts and kills what they leave.
 
 A file of the standard library only, run as `python -I -S -E init.py CONFIG`, so that it starts
 fast. It decides nothing: limits and paths come in CONFIG (JSON). When the runner's end of the
 socket closes, for whatever reason, it kills everything below itself, removes the folder and ends.
+Of a sandbox with namespaces of its own it is process 1, and hands its root folder and listening
+sockets out with the first message, so that nobody else has to run in there.
 
 Messages are `verb ident [argument]`; each gets one reply `ident value`:
 
@@ -19,14 +21,13 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import sys
 import time
 from typing import Any
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 KILL_LIMIT_S = 5.0
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -73,6 +74,9 @@ class Init:
         self.folder: str = config["folder"]
         self.uid: int | None = config["uid"]
         self.rlimits: list[tuple[int, int]] = config["rlimits"]
+        self.ports: list[int] = config["ports"]
+        for fd in config["private"]:  # inherited by us, not to be by commands
+            os.set_inheritable(fd, False)
         self.sock = socket.socket(fileno=config["fd"])
         self.commands: dict[int, str] = {}
 
@@ -83,7 +87,7 @@ class Init:
         signal.set_wakeup_fd(wake_end)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
-        self.sock.send(b"ready 0")
+        self.hand_out()
         while True:
             readable, _, _ = select.select([self.sock.fileno(), wake], [], [])
             if wake in readable and signal.SIGTERM in os.read(wake, 4096):
@@ -91,6 +95,16 @@ class Init:
             if self.sock.fileno() in readable and not self.answer():
                 return
             self.collect()
+
+    def hand_out(self) -> None:
+        """Say that we listen; process 1 adds what only a process in its namespaces can open."""
+        if os.getpid() != 1:
+            self.sock.send(b"ready 0")
+            return
+        root = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+        servers = [socket.create_server(("127.0.0.1", port), backlog=128) for port in self.ports]
+        socket.send_fds(self.sock, [b"ready 0"], [root, *(s.fileno() for s in servers)])
+        os.close(root)
 
     def answer(self) -> bool:
         """Handle one message; return False when the runner is gone."""
@@ -143,12 +157,28 @@ class Init:
         """Kill everything below; orphans become our children, so none escapes the next pass."""
         deadline = time.monotonic() + KILL_LIMIT_S
         while time.monotonic() < deadline:
-            alive = descendants(os.getpid())
-            kill(alive)
             self.collect()
+            alive = descendants(os.getpid())
             if not alive:
                 return
+            kill(alive)
+            self.strike()
             time.sleep(0.002)
+
+    def strike(self) -> None:
+        """Kill all at one moment, where a user or namespace of its own allows it.
+
+        One by one, a program that forks all the time would outrun us.
+        """
+        if os.getpid() == 1:
+            kill([-1])
+        elif self.uid is not None:
+            pid = os.fork()
+            if pid == 0:
+                os.setresuid(self.uid, self.uid, self.uid)
+                kill([-1])
+                os._exit(0)
+            os.waitpid(pid, 0)
 
     def spawn(self, fds: list[int]) -> int:
         """Fork and become the command described by the first descriptor."""
@@ -157,8 +187,7 @@ class Init:
             return pid
         code = 126
         try:
-            request, *standard = fds
-            self.become(json.loads(os.pread(request, os.fstat(request).st_size, 0)), standard)
+            self.become(json.loads(os.pread(fds[0], os.fstat(fds[0]).st_size, 0)), fds)
         except FileNotFoundError as exc:
             code = 127
             os.write(2, f"{exc.filename}: command or folder not found\n".encode())
@@ -167,11 +196,13 @@ class Init:
         finally:
             os._exit(code)
 
-    def become(self, request: dict[str, Any], standard: list[int]) -> None:
+    def become(self, request: dict[str, Any], fds: list[int]) -> None:
         """Drop all rights, set the limits and replace this process by the command."""
         os.setsid()
-        for target, fd in enumerate(standard):
+        for target, fd in enumerate(fds[1:]):
             os.dup2(fd, target)
+        for fd in fds:
+            os.close(fd)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)  # Python ignores the first two
         os.umask(0o022)
@@ -181,24 +212,24 @@ class Init:
             os.setgroups([])
             os.setresgid(self.uid, self.uid, self.uid)
             os.setresuid(self.uid, self.uid, self.uid)
+        libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after setuid, which clears it
         os.chdir(request["cwd"])
         os.execvpe(request["argv"][0], request["argv"], request["env"])
 
     def end(self) -> None:
-        """Kill everything and remove the folder."""
+        """Kill everything and remove the folder, where there is one."""
         self.kill_all()
-        remove(self.folder)
+        if self.folder:
+            remove(self.folder)
 
 
 def remove(folder: str) -> None:
-    """Remove a folder, also where a program took its own rights away."""
-    for root, dirs, _ in os.walk(folder):
-        for name in dirs:
-            path = os.path.join(root, name)  # noqa: PTH118
-            if not os.path.islink(path):  # noqa: PTH114
-                os.chmod(path, 0o700)  # noqa: PTH101
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove a folder, also where a program took its own rights away, and at any depth."""
+    # Python's own walk and rmtree are recursive: a deep enough nest of folders ends them.
+    for argv in (["chmod", "-R", "u+rwX", folder], ["rm", "-rf", folder]):
+        nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+        os.waitpid(os.posix_spawnp(argv[0], argv, os.environ, file_actions=nothing), 0)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""One open local sandbox: commands, files and snapshots. Opening and reaping are backend.py's.
+"""One open sandbox behind an init process: commands, files, snapshots. backend.py opens it.
 
 Files are read and written by commands that run as the sandbox's user, never by the runner, whose
 rights would let a link in the workspace point at anything on the host.
@@ -13,12 +13,13 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mixharness.builtin.local.client import Capture, InitClient
-from mixharness.builtin.local.snapshot import SnapshotLimits, copy_tree
 from mixharness.errors import SandboxError
 from mixharness.sandbox import ExecResult, Sandbox, Workspace
+from mixharness.snapshot import MIB, SnapshotLimits, copy_tree
 
 PIPE_GRACE_S = 0.2
 FILE_TIMEOUT_S = 30.0
@@ -28,21 +29,17 @@ WRITE_SCRIPT = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPaths:
-    """Where a sandbox lives on the host."""
+class Places:
+    """Where the parts of a sandbox lie; all but `source` as programs in it see them."""
 
-    folder: Path
-    program: str = ""
-
-    @property
-    def workspace(self) -> Path:
-        """Return the workspace, owned by the sandbox's user."""
-        return self.folder / "workspace"
-
-    @property
-    def home(self) -> Path:
-        """Return the program's own folder, outside the workspace."""
-        return self.folder / "home"
+    workspace: str
+    home: str
+    tmp: str
+    program: str
+    source: Path
+    """The workspace as the runner sees it."""
+    label: str
+    """Put into every command's environment, so that a reaper finds what it started."""
 
 
 class LocalSandbox(Sandbox):
@@ -53,14 +50,14 @@ class LocalSandbox(Sandbox):
     """
 
     def __init__(
-        self, paths: LocalPaths, client: InitClient, output_bytes: int, limits: SnapshotLimits
+        self, places: Places, client: InitClient, output_mb: int, limits: SnapshotLimits
     ) -> None:
-        self.workspace = str(paths.workspace)
-        self.home = str(paths.home)
-        self.program_path = paths.program
-        self._folder = paths.folder
+        self.workspace = places.workspace
+        self.home = places.home
+        self.program_path = places.program
+        self._places = places
         self._client = client
-        self._output_bytes = output_bytes
+        self._output_bytes = output_mb * MIB
         self._limits = limits
         self._captures: list[Capture] = []
 
@@ -108,7 +105,9 @@ class LocalSandbox(Sandbox):
 
     async def snapshot(self, target: Path) -> Workspace:
         """Copy the workspace; see `Sandbox.snapshot`."""
-        await asyncio.to_thread(copy_tree, Path(self.workspace), target, self._limits)
+        if self._client.closed:
+            raise SandboxError("the sandbox is gone, so it cannot be copied")
+        await in_thread(partial(copy_tree, self._places.source, target, self._limits))
         return Workspace(target)
 
     async def processes(self) -> int:
@@ -135,10 +134,10 @@ class LocalSandbox(Sandbox):
         base = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": self.home,
-            "TMPDIR": f"{self.home}/tmp",
+            "TMPDIR": self._places.tmp,
             "LANG": "C.UTF-8",
         }
-        return base | dict(env) | {"MIXHARNESS_SANDBOX": str(self._folder)}
+        return base | dict(env) | {"MIXHARNESS_SANDBOX": self._places.label}
 
     async def _run(
         self,
@@ -194,6 +193,20 @@ class LocalSandbox(Sandbox):
         self._captures = [kept for kept in self._captures if not kept.eof.is_set()]
         if not capture.eof.is_set():
             self._captures.append(capture)
+
+
+async def in_thread(work: Callable[[], None]) -> None:
+    """Run blocking work on a sandbox's files; a cancel waits for its end.
+
+    Nothing stops a thread, and the sandbox must not be closed, and its descriptors be given to
+    another, while one still works in it.
+    """
+    running = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
 
 
 async def _drained(*captures: Capture) -> None:

@@ -21,13 +21,14 @@ from mixharness.testing.contracts.component import ComponentContract
 from mixharness.testing.doubles import FixedVerifier, FixedVerifierConfig
 from mixharness.types import Limits, Rollout, Task
 
+LIMITS = Limits(memory_mb=8192)  # address space, of which Node reserves more than it ever uses
 TASK = Task(id="contract", prompt="Say hello.", verifier="fixed")
 
 
 async def play(harness: Harness[Any], run_dir: Path, count: int) -> list[Rollout]:
     """Run a harness `count` times at once on one task; the model says one plain sentence."""
     slot = HarnessSlot(
-        label=harness.name, harness=harness, program=harness.find(cache_dir()), limits=Limits()
+        label=harness.name, harness=harness, program=harness.find(cache_dir()), limits=LIMITS
     )
     requests = [RolloutRequest(task=TASK, slot=slot, sample=i, stage="t") for i in range(count)]
     engine = ScriptedEngine(ScriptedConfig(turns=("Hello there.",)))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
+from pydantic import TypeAdapter
 
 from mixharness.sandbox import Workspace
 from mixharness.task_source import TaskSource
@@ -33,8 +32,9 @@ class TaskSourceContract(ComponentContract):
 
     def test_tasks_survive_json(self, component: TaskSource[Any]) -> None:
         """A task can be stored."""
+        json = TypeAdapter(Task)
         for task in component.tasks():
-            assert Task(**orjson.loads(orjson.dumps(asdict(task)))) == task
+            assert json.validate_json(json.dump_json(task)) == task
 
     def test_no_answer_stands_in_the_sandbox(self, component: TaskSource[Any]) -> None:
         """Files stay inside the workspace."""
