@@ -78,7 +78,7 @@ def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_plugins_as_json(registry: Registry, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plugins", "--json"], registry) == 0
     rows = json.loads(capsys.readouterr().out)
-    (local,) = (row for row in rows if row["kind"] == "sandbox")
+    (local,) = (row for row in rows if row["name"] == "local")
     assert local == {
         "name": "local",
         "kind": "sandbox",
@@ -108,6 +108,21 @@ def test_a_wrong_run_file_is_2_in_one_screen_and_starts_nothing(
     assert not (run_file.parent / "runs").exists()
 
 
+def test_limits_of_a_task_are_checked_in_the_place_of_the_run_files(
+    run_file: Path, registry: Registry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = [{"agent_s": 900}, {"max_turn": 2}, {"max_turns": 2.5}, {"wall_s": 1000}]
+    lines = [{**TASKS[0], "id": f"t{n}", "limits": limits} for n, limits in enumerate(wrong)]
+    (run_file.parent / "tasks.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert run(["rollout", str(run_file)], registry) == 2
+    error = capsys.readouterr().err
+    assert "task t0: limits            wall_s (900) must exceed agent_s (900)" in error
+    assert 'task t1: limits.max_turn   unknown key; did you mean "max_turns"?' in error
+    assert "task t2: limits.max_turns  2.5 must be a valid integer" in error
+    assert "t3" not in error
+    assert not (run_file.parent / "runs").exists()
+
+
 def test_a_missing_program_is_2_with_the_command(
     run_file: Path, registry: Registry, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,8 +137,8 @@ def test_rollout_collects_resumes_and_can_be_audited(
 ) -> None:
     assert run(["rollout", str(run_file)], registry) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["echo", "2", "2", "0.500", "-"] in lines
-    assert ["twice", "2", "4", "0.500", "-"] in lines
+    assert ["echo", "2", "2", "0.500", "-", "0"] in lines
+    assert ["twice", "2", "4", "0.500", "-", "0"] in lines
     stored = sorted(run_file.parent.glob("runs/demo/rollouts/*/rollout.json"))
     times = [file.stat().st_mtime_ns for file in stored]
     assert len(stored) == 4
@@ -139,6 +154,67 @@ def test_rollout_collects_resumes_and_can_be_audited(
     assert found["twice"]["unexplained_loss"] == 0.0
 
 
+def test_rollout_without_a_run_file(
+    run_file: Path, registry: Registry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_file.unlink()
+    options = ["--tasks", "jsonl:tasks.jsonl", "--harness", "echo", "--engine", "scripted"]
+    options += ["--set", 'engine.turns=["5"]', "--limit", "1"]
+    assert run(["rollout", *options], registry) == 0
+    lines = [line.split()[:5] for line in capsys.readouterr().out.splitlines()]
+    assert ["echo", "1", "1", "0.000", "-"] in lines
+    assert [path.name for path in Path("runs/rollout/rollouts").iterdir()] == [
+        "rollout-four-echo-0"
+    ]
+
+    assert run(["rollout", *options, "--limit", "2"], registry) == 0  # more of the same run
+    lines = [line.split()[:5] for line in capsys.readouterr().out.splitlines()]
+    assert ["echo", "2", "2", "0.500", "-"] in lines
+
+
+def test_options_take_the_place_of_tables(
+    run_file: Path, registry: Registry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("one.jsonl").write_text(json.dumps(TASKS[0]))
+    options = ["--tasks", "jsonl:one.jsonl", "--harness", "twice", "--sandbox", "local"]
+    assert run(["rollout", str(run_file), *options], registry) == 0
+    lines = [line.split()[:5] for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if line[0] in ("echo", "twice")] == [
+        ["twice", "1", "2", "1.000", "-"]
+    ]
+
+
+def test_everything_wrong_with_the_options_is_said_at_once(
+    run_file: Path, registry: Registry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--tasks", "clawgym", "--tasks", "jsnl:x", "--harness", "echo, ecko"]
+    assert run(["rollout", *options, "--sandbox", "loca", "--set", "limit.x=1"], registry) == 2
+    found = capsys.readouterr().err.splitlines()
+    assert found[0] == "config error in the command line"
+    assert [line.split("  ")[1] for line in found[1:]] == [
+        "limit",
+        "harness.1.name",
+        "task_source.0.path",
+        "task_source.1.name",
+        "sandbox.name",
+        "engine",
+    ]
+    assert not Path("runs").exists()
+
+
+def test_everything_wrong_with_a_task_folder_is_said_at_once(
+    run_file: Path, registry: Registry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(25):
+        Path(f"tasks/{number:02}").mkdir(parents=True)
+    assert run(["rollout", str(run_file), "--tasks", "clawgym:tasks"], registry) == 2
+    lines = capsys.readouterr().err.splitlines()
+    found = [line for line in lines if line.startswith("  task_source.0  ")]
+    assert found[0].endswith("tasks/00/reward/reward.sh: missing; it prints the score")
+    assert found[1].endswith("tasks/00/data_entry.json: missing; every task folder has one")
+    assert (len(found), found[-1].split("  ")[-1]) == (21, "... and 30 more")
+
+
 def test_a_folder_of_another_run_is_refused(
     run_file: Path, registry: Registry, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,7 +228,7 @@ def test_eval_scores_in_a_folder_of_its_own(
 ) -> None:
     assert run(["eval", str(run_file), "--samples", "2"], registry) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["echo", "4", "4", "0.500", "-"] in lines
+    assert ["echo", "4", "4", "0.500", "-", "0"] in lines
     assert len(list(run_file.parent.glob("runs/demo/eval-*/rollouts/*"))) == 8
 
 

@@ -121,6 +121,15 @@ stps = 1
     assert found["engine"].startswith("required")
 
 
+def test_limits_that_are_not_nested_are_refused_where_they_are_set(load: Any) -> None:
+    found = problems(load, GOOD, limits__agent_s=900)
+    assert list(found) == ["limits", "harness.0.limits"]
+    assert found["limits"].startswith("wall_s (900) must exceed agent_s (900): the agent's time")
+    found = problems(load, GOOD, harness__0__limits__wall_s=10)
+    assert list(found) == ["harness.0.limits"]
+    assert found["harness.0.limits"].startswith("wall_s (10) must exceed agent_s (20)")
+
+
 def test_the_message_has_the_path_first(load: Any) -> None:
     with pytest.raises(ConfigError) as info:
         load(GOOD + "wal_s = 3\n")
@@ -208,6 +217,36 @@ def test_another_engine_drops_the_keys_of_the_first(load: Any) -> None:
     text = GOOD.replace('name = "scripted"', 'name = "other"\nweights = "x"')
     engine = load(text, engine__name="scripted", engine__turns=["bye"]).engine
     assert engine.part_config.model_dump(exclude_defaults=True) == {"turns": ("bye",)}
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (["echo"], ["echo"]),  # a label goes before a name
+        (["slow", "echo"], ["slow", "echo"]),
+        (["slow"], ["slow"]),
+        ([{"name": "echo", "label": "new"}], ["new"]),
+    ],
+)
+def test_names_stand_for_harnesses(load: Any, names: list[Any], labels: list[str]) -> None:
+    config = load(GOOD, harness=names)
+    assert [spec.label for spec in config.harnesses] == labels
+    weights = {"slow": 2.0, "echo": 1.0, "new": 1.0}
+    assert [spec.weight for spec in config.harnesses] == [weights[label] for label in labels]
+
+
+def test_a_name_stands_for_all_its_harnesses_where_none_has_it_as_a_label(load: Any) -> None:
+    text = GOOD.replace('name = "echo"\n[[task', 'name = "echo"\nlabel = "fast"\n[[task')
+    assert [spec.label for spec in load(text, harness=["echo"]).harnesses] == ["slow", "fast"]
+
+
+def test_without_a_file_the_overrides_are_all_there_is(registry: Registry) -> None:
+    sources = [{"name": "jsonl", "path": "tasks.jsonl"}]
+    overrides = {"harness": ["echo"], "task_source": sources, "engine.name": "scripted"}
+    config = load_run_file(None, registry, overrides | {"engine.turns": ["hello"]})
+    assert (config.name, config.harnesses[0].name) == ("rollout", "echo")
+    with pytest.raises(ConfigError, match="config error in the command line"):
+        load_run_file(None, registry, overrides)
 
 
 @pytest.mark.parametrize("key", ["harness__5__weight", "seed__x", "harness__first__weight"])

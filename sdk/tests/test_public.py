@@ -3,12 +3,12 @@
 import mixharness
 
 EXPECTED = """
-CallIdentity CallRole Component ComponentConfig ConfigError Edges EngineTokenizer ExecResult Failure
-FailureClass FailureKind GenerateRequest Generation GroupKey Harness HarnessExit InferenceEngine
-Limits LossOutput MatchRule MixHarnessError ModelCall Optimizer PluginError Program
+CallIdentity CallRole Component ComponentConfig ConfigError CriticSettings Edges EngineTokenizer
+ExecResult Failure FailureClass FailureKind GenerateRequest Generation GroupKey Harness HarnessExit
+InferenceEngine Limits LossOutput MatchRule MixHarnessError ModelCall Optimizer PluginError Program
 ProgramMissingError Recall RenderRule RequestView Rollout RolloutError RolloutGroup Sampling
-SamplingCancelled Sandbox SandboxBackend SandboxSpec Score Session Task TaskSource TemplateError
-TokenTree Tracker Verifier VersionSpan Workspace hookimpl
+SamplingCancelled Sandbox SandboxBackend SandboxSpec Score Service Session Task TaskSource
+TemplateError TokenTree Tracker Verifier VersionSpan Workspace hookimpl
 """
 
 

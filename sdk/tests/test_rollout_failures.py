@@ -22,8 +22,9 @@ def kind(
     calls: Sequence[ModelCall] = (CALL,),
     notes: Sequence[str] = (),
     redirect: str | None = None,
+    limit: str = "",
 ) -> FailureKind | None:
-    evidence = Evidence(ending=ending, calls=calls, notes=notes, redirect=redirect)
+    evidence = Evidence(ending=ending, calls=calls, notes=notes, redirect=redirect, limit=limit)
     failure = attribute(evidence)
     return failure.kind if failure else None
 
@@ -75,6 +76,41 @@ def test_no_call_before_the_wall_clock_ran_out_is_the_wall_clock() -> None:
 
 def test_a_first_prompt_that_does_not_fit_is_no_start_failure() -> None:
     assert kind(exited(1), calls=(), notes=["overflow"]) is FailureKind.CONTEXT_OVERFLOW
+
+
+@pytest.mark.parametrize("note", ["max_turns", "max_tokens"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        exited(1),
+        raised(HarnessError("400"), ConnectionError()),  # its client takes the refusal for a fault
+        Ending(out_of=FailureKind.AGENT_TIMEOUT),  # it kept on asking
+    ],
+)
+def test_a_used_up_budget_is_the_policys_however_the_program_takes_it(
+    note: str, ending: Ending
+) -> None:
+    assert kind(ending, notes=[f"{note}: 9"]) is FailureKind(note)
+    assert kind(FINE, notes=[f"{note}: 9"]) is None  # it had what it wanted
+
+
+def test_an_answer_cut_off_by_the_token_budget_ends_the_rollout_even_if_taken_for_whole() -> None:
+    assert kind(FINE, notes=["cut_off: call_3"]) is FailureKind.MAX_TOKENS
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        exited(137),
+        raised(SandboxError("the container is gone")),
+        Ending(out_of=FailureKind.WALL_CLOCK),
+        Ending(out_of=FailureKind.SETTLE_TIMEOUT),
+    ],
+)
+def test_a_limit_hit_in_the_sandbox_is_the_policys(ending: Ending) -> None:
+    assert kind(ending, limit="memory_mb") is FailureKind.RESOURCE_LIMIT
+    assert kind(FINE, limit="memory_mb") is None  # a command died, the program did not
+    assert kind(ending, calls=(), limit="memory_mb") is not FailureKind.RESOURCE_LIMIT
 
 
 def test_integrity_comes_first_and_engine_trouble_before_the_exit() -> None:

@@ -15,6 +15,7 @@ from mixharness.builtin.local import LocalSandboxBackend, LocalSandboxConfig
 from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine
 from mixharness.component import ComponentConfig
 from mixharness.engine import GenerateRequest, Generation
+from mixharness.errors import SandboxError
 from mixharness.harness import Harness, Session
 from mixharness.proxy.admission import ProxySettings
 from mixharness.proxy.app import Proxy
@@ -22,8 +23,8 @@ from mixharness.proxy.log import CALLS
 from mixharness.rollout.run_one import run_one
 from mixharness.rollout.store import RunStore
 from mixharness.rollout.types import HarnessSlot, RolloutRequest, Runner, RunnerSettings
-from mixharness.sandbox import Sandbox, SandboxSpec, Workspace
-from mixharness.types import FailureKind, HarnessExit, Limits, Rollout, Score, Task
+from mixharness.sandbox import ExecResult, Sandbox, SandboxSpec, Workspace
+from mixharness.types import FailureKind, HarnessExit, Limits, Rollout, Score, Service, Task
 from mixharness.verifier import Verifier
 
 pytestmark = pytest.mark.anyio
@@ -330,9 +331,92 @@ async def test_a_call_with_a_wrong_key_scores_zero(bench: Bench) -> None:
 
 
 async def test_a_workspace_too_large_to_grade_scores_zero(bench: Bench) -> None:
-    bench.sandbox = LocalSandboxConfig(snapshot_mb=1)
+    bench.limits = Limits(agent_s=30, wall_s=60, disk_mb=1)
     done = await kind_and_score(bench.run(script="cp in out; head -c 2000000 /dev/zero > big"))
     assert done == (FailureKind.RESOURCE_LIMIT, 0.0)
+
+
+class Mortal(LocalSandboxBackend):
+    """A sandbox that is gone once a file `bomb` is in it, as a container that ate its memory."""
+
+    limit = "memory_mb"
+
+    @asynccontextmanager
+    async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        async with super().open(spec) as sandbox:
+            run, kill = sandbox.exec, sandbox.kill
+
+            async def dying(*args: Any, **kwargs: Any) -> ExecResult:
+                done = await run(*args, **kwargs)
+                if Path(sandbox.workspace, "bomb").exists():
+                    raise SandboxError("no such container")
+                return done
+
+            async def nobody() -> None:
+                if Path(sandbox.workspace, "bomb").exists():
+                    raise SandboxError("no such container")
+                await kill()
+
+            async def limit_hit() -> str:
+                return self.limit
+
+            sandbox.exec, sandbox.kill = dying, nobody  # type: ignore[method-assign]
+            sandbox.limit_hit = limit_hit  # type: ignore[method-assign]
+            yield sandbox
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("memory_mb", (FailureKind.RESOURCE_LIMIT, 0.0)), ("", (FailureKind.CONNECTION, None))],
+)
+async def test_a_sandbox_that_dies_is_the_policys_where_a_limit_killed_it(
+    bench: Bench, limit: str, expected: tuple[FailureKind, float | None]
+) -> None:
+    runner = await bench.runner()
+    mortal = Mortal(bench.sandbox)
+    mortal.limit = limit
+    rollout = await run_one(
+        replace(runner, sandbox=mortal), bench.request(script="cp in out; touch bomb")
+    )
+    assert rollout.failure is not None
+    assert (rollout.failure.kind, rollout.score and rollout.score.value) == expected
+    assert len(rollout.calls) == 1  # how long it was is known all the same
+    assert bench.store.load(rollout.id) == rollout
+
+
+class Sticky(LocalSandboxBackend):
+    """A sandbox that does not close as it should, as one whose daemon is gone."""
+
+    @asynccontextmanager
+    async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        async with super().open(spec) as sandbox:
+            yield sandbox
+        raise ConnectionError("no daemon")
+
+
+async def test_a_sandbox_that_does_not_close_is_the_infrastructures(bench: Bench) -> None:
+    runner = replace(await bench.runner(), sandbox=Sticky(bench.sandbox))
+    rollout = await run_one(runner, bench.request(script="cp in out"))
+    assert rollout.failure is not None
+    assert (rollout.failure.kind, rollout.score) == (FailureKind.CONNECTION, None)
+    assert "no daemon" in rollout.failure.detail
+    assert bench.verifier.calls == 0  # nothing says that the agent is gone
+
+
+async def test_a_service_that_does_not_start_is_the_infrastructures(bench: Bench) -> None:
+    broken = Service(name="db", command=("false",), health=("false",))
+    request = bench.request(script="cp in out")
+    request = replace(request, task=replace(request.task, services=(broken,)))
+    done = await kind_and_score(run_one(await bench.runner(), request))
+    assert done == (FailureKind.SANDBOX_START, None)
+
+
+async def test_a_used_up_token_budget_is_the_policys_and_scored(bench: Bench) -> None:
+    bench.limits = Limits(agent_s=30, wall_s=60, tokens=2)
+    rollout = await bench.run(calls=3, script="cp in out")
+    assert rollout.failure is not None
+    assert (rollout.failure.kind, rollout.reward) == (FailureKind.MAX_TOKENS, 1.0)
+    assert sum(len(call.sampled_ids) for call in rollout.calls) == 2
 
 
 async def test_a_cancel_leaves_no_process_and_no_rollout(bench: Bench) -> None:

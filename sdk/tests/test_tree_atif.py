@@ -77,6 +77,7 @@ def rollout() -> tuple[Rollout, dict[str, Exchange]]:
         key=GroupKey("task", "agentloop"),
         calls=(first, side, lost, again),
         score=Score(value=1.0),
+        program_version="2.1",
     )
     return whole, {name: Exchange(request=r, answer=a) for name, (r, a) in said.items()}
 
@@ -84,6 +85,14 @@ def rollout() -> tuple[Rollout, dict[str, Exchange]]:
 def agent_steps(trajectory: Trajectory):
     every = [trajectory, *(trajectory.subagent_trajectories or [])]
     return [step for one in every for step in one.steps if step.metrics is not None]
+
+
+def test_the_agent_is_the_program_that_ran(rollout):
+    whole, exchanges = rollout
+    agent = to_atif(whole, exchanges).agent
+    assert (agent.name, agent.version) == ("agentloop", "2.1")
+    without = replace(whole, program_version="")
+    assert to_atif(without, exchanges).agent.version == "unknown"
 
 
 def test_ids_and_logprobs_are_those_of_the_record(rollout):

@@ -22,6 +22,7 @@ from mixharness.types import (
 from mixharness.viewer.charts import training_charts
 from mixharness.viewer.progress import RunProgress, summary_table
 from mixharness.viewer.report import RunData, pick_rollouts, read_run, render_report, write_report
+from mixharness.viewer.tables import exclusion_table
 from mixharness.viewer.text import decode, sampled_html
 from mixharness.viewer.tree_view import rollout_view
 
@@ -97,6 +98,20 @@ def test_the_report_needs_no_network(tmp_path: Path):
     assert page.count("plotly.js v") == 1
     assert "<td>[+0.125, +0.375]</td>" in page
     assert '<td class="good">+0.250</td>' in page
+
+
+def test_excluded_rollouts_are_compared_where_there_are_any():
+    share = {"rollouts": 7, "reward": 0.5, "calls": 3.0, "tokens": 1200.0}
+    none = {"rollouts": 0, "reward": None, "calls": None, "tokens": None}
+    longer = {"rollouts": 2, "reward": None, "calls": 9.5, "tokens": 4000.4}
+    rows = {
+        "agentloop": {**ROW, "kept": share, "excluded": longer},
+        "codex": {**ROW, "kept": share, "excluded": none},
+    }
+    table = exclusion_table(rows)
+    assert "<td>7 / 2</td><td>0.500 / –</td><td>3.0 / 9.5</td><td>1,200 / 4,000</td>" in table
+    assert "codex" not in table
+    assert exclusion_table({"codex": rows["codex"], "old": ROW}) == ""
 
 
 def test_a_folder_without_anything_still_gives_a_page(tmp_path: Path):

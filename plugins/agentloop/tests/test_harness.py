@@ -147,6 +147,21 @@ async def test_the_turn_limit_ends_the_loop(run: Run) -> None:
     assert (rollout.failure.kind, rollout.reward) == (FailureKind.MAX_TURNS, 1.0)
 
 
+async def test_a_command_is_stopped_before_the_agents_time_is_over(run: Run) -> None:
+    turns = [call("bash", command="sleep 100"), call("bash", command="cp in.txt out.txt"), "done"]
+    rollout = await run(turns, Limits(agent_s=4, wall_s=60))
+    assert (rollout.failure, rollout.reward) == (None, 1.0)
+    assert 2 <= rollout.agent_s < 4
+
+
+async def test_a_used_up_token_budget_ends_the_loop(run: Run) -> None:
+    turns = [call("bash", command="cp in.txt out.txt")]
+    rollout = await run(turns, Limits(tokens=len(turns[0]) + 20))
+    assert rollout.failure is not None
+    assert (rollout.failure.kind, rollout.reward) == (FailureKind.MAX_TOKENS, 1.0)
+    assert len(rollout.calls) == 2
+
+
 async def test_a_full_context_ends_the_loop(run: Run) -> None:
     rollout = await run([call("bash", command="seq 300")], context=2500, tools=("bash",))
     assert len(rollout.calls) >= 1

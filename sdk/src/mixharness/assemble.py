@@ -17,6 +17,9 @@ from mixharness.sandbox import SandboxBackend
 from mixharness.types import Task
 from mixharness.verifier import Verifier
 
+_SHOWN = 20
+"""Problems of one task source that are listed."""
+
 
 def build(spec: PartSpec, registry: Registry) -> Any:
     """Build a part from its spec; it is an instance of its kind's base class.
@@ -100,7 +103,10 @@ def load_tasks(config: RunConfig, registry: Registry) -> dict[str, list[Task]]:
         try:
             found = list(build(spec, registry).tasks())
         except Exception as exc:  # plugin code
-            problems.append((where, describe(exc)))
+            each = exc.exceptions if isinstance(exc, ExceptionGroup) else (exc,)
+            problems += [(where, describe(error)) for error in each[:_SHOWN]]
+            if len(each) > _SHOWN:
+                problems.append((where, f"... and {len(each) - _SHOWN} more"))
             continue
         known = {task.id for task in tasks[spec.use]}
         twice = sorted({task.id for task in found if task.id in known})

@@ -10,8 +10,10 @@ from statistics import fmean
 
 from mixharness.config import RunConfig
 from mixharness.errors import ConfigError
+from mixharness.exclusions import Exclusion, exclusions
 from mixharness.plugins import Registry
-from mixharness.runs import Run, collect_rollouts, open_run
+from mixharness.runs import Run, collect_rollouts, load_set_aside, open_run
+from mixharness.tree.prune import DEFAULT_PRUNING, Pruning
 from mixharness.types import Rollout, Task
 from mixharness.weights_rules import check_rules, rules_of_run
 
@@ -29,20 +31,28 @@ class HarnessSummary:
     """Mean over usable rollouts; None when there are none."""
     failures: Mapping[str, int]
     """By kind."""
+    exclusion: Exclusion
 
 
 async def rollout_run(
-    config: RunConfig, registry: Registry, run_dir: Path, samples: int, done: Done
+    config: RunConfig,
+    registry: Registry,
+    run_dir: Path,
+    samples: int,
+    done: Done,
+    *,
+    limit: int | None = None,
 ) -> dict[str, HarnessSummary]:
-    """Collect rollouts of the training tasks; return a summary per harness label.
+    """Collect rollouts of the first `limit` training tasks; return a summary per harness label.
 
     Raises:
         ConfigError: the run file has no task source for training, or see `open_run`.
     """
     _require(config, "train")
     async with open_run(config, registry, run_dir) as run:
-        tasks = run.tasks["train"]
-        return summarize(await _collect(run, tasks, "rollout", samples, done))
+        tasks = run.tasks["train"][:limit]
+        rollouts = await _collect(run, tasks, "rollout", samples, done)
+        return summarize(rollouts, load_set_aside(run_dir), config.pruning)
 
 
 async def eval_run(
@@ -67,25 +77,28 @@ async def eval_run(
     async with open_run(config, registry, run_dir) as run:
         if weights is not None:
             await run.engine.load_weights(weights, run.engine.policy_version)
-        return summarize(await _collect(run, run.tasks["eval"], "eval", samples, done))
+        rollouts = await _collect(run, run.tasks["eval"], "eval", samples, done)
+        return summarize(rollouts, load_set_aside(run_dir), config.pruning)
 
 
-def summarize(rollouts: Sequence[Rollout]) -> dict[str, HarnessSummary]:
-    """Return the summary of each harness label, in alphabetical order."""
-    labels = sorted({rollout.key.harness for rollout in rollouts})
+def summarize(
+    rollouts: Sequence[Rollout], retried: Sequence[Rollout] = (), pruning: Pruning = DEFAULT_PRUNING
+) -> dict[str, HarnessSummary]:
+    """Return the summary of each harness label, in alphabetical order; see `exclusions`."""
     return {
-        label: _summary([rollout for rollout in rollouts if rollout.key.harness == label])
-        for label in labels
+        label: _summary([r for r in rollouts if r.key.harness == label], exclusion)
+        for label, exclusion in exclusions(rollouts, retried, pruning).items()
     }
 
 
-def _summary(rollouts: Sequence[Rollout]) -> HarnessSummary:
+def _summary(rollouts: Sequence[Rollout], exclusion: Exclusion) -> HarnessSummary:
     scores = [rollout.reward for rollout in rollouts if rollout.usable]
     return HarnessSummary(
         rollouts=len(rollouts),
         calls=sum(len(rollout.calls) for rollout in rollouts),
         score=fmean(scores) if scores else None,
         failures=Counter(r.failure.kind.value for r in rollouts if r.failure),
+        exclusion=exclusion,
     )
 
 
@@ -99,7 +112,7 @@ async def _collect(
         nonlocal finished
         finished += 1
         run.trackers.log_rollout(rollout, 0)
-        done(finished, total)
+        done(finished, max(finished, total))  # refills come on top
 
     done(0, total)
     return await collect_rollouts(run, tasks, stage, samples, on_done)

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from mixharness.component import ComponentConfig
 from mixharness.errors import ConfigError
 from mixharness.harness import Harness
+from mixharness.limits import nesting_problem
 from mixharness.plugins import Registry, did_you_mean
 from mixharness.proxy.rulebook import RENDER_RULES
 from mixharness.run_tables import (
@@ -105,22 +106,24 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def load_run_file(
-    path: Path, registry: Registry, overrides: Mapping[str, Any] | None = None
+    path: Path | None, registry: Registry, overrides: Mapping[str, Any] | None = None
 ) -> RunConfig:
     """Read and check a run file.
 
     Args:
-        path: the TOML file.
+        path: the TOML file; with None the overrides are all there is.
         registry: the parts that are there.
         overrides: dotted key to value, e.g. `{"seed": 1, "harness.0.limits.max_turns": 4}`. A new
-            `engine.name` (or optimizer, sandbox) drops the other keys of that table.
+            `engine.name` (or optimizer, sandbox) drops the other keys of that table. In a list of
+            harnesses, a name stands for the entries of that label or name, else for a new one.
 
     Raises:
         ConfigError: with every problem of the file.
         PluginError: the file names a broken plugin, or a name that two plugins claim.
     """
     problems: list[Problem] = []
-    raw = _read(path)
+    raw = {"name": "rollout"} if path is None else _read(path)
+    path = Path("the command line") if path is None else path
     for key, value in (overrides or {}).items():
         _override(raw, key, value, problems)
     config = _Loader(path, raw, registry, problems).load()
@@ -145,6 +148,8 @@ def _override(raw: dict[str, Any], key: str, value: Any, problems: list[Problem]
         if not isinstance(table, dict) or table.get("name") != value:
             raw[parents[0]] = {"name": value}
         return
+    if key == "harness" and isinstance(value, list):
+        value = [entry for each in value for entry in _chosen(raw.get(key), each)]
     at: Any = raw
     for i, step in enumerate([*parents, last]):
         where = ".".join(key.split(".")[: i + 1])
@@ -164,6 +169,16 @@ def _override(raw: dict[str, Any], key: str, value: Any, problems: list[Problem]
             at[index] = value
         else:
             at = at[index]
+
+
+def _chosen(known: Any, name: Any) -> list[Any]:
+    """Return the entries that a name stands for; what is no name is an entry itself."""
+    if not isinstance(name, str):
+        return [name]
+    entries = [e for e in known if isinstance(e, dict)] if isinstance(known, list) else []
+    by_label = [e for e in entries if e.get("label", e.get("name")) == name]
+    by_name = [e for e in entries if e.get("name") == name]
+    return by_label or by_name or [{"name": name}]
 
 
 class _Loader:
@@ -217,7 +232,11 @@ class _Loader:
         checked = check(LimitsTable, table, where, self.problems)
         if checked is None:
             return Limits()
-        return Limits(**{**base, **checked.model_dump(exclude_unset=True)})
+        limits = Limits(**{**base, **checked.model_dump(exclude_unset=True)})
+        problem = nesting_problem(limits)
+        if problem and (table or not base):  # not again where nothing is overridden
+            self.problems.append((where, problem))
+        return limits
 
     def _sampling(self) -> SamplingTable | None:
         table = self.raw.get("sampling", {})

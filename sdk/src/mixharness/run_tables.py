@@ -55,7 +55,11 @@ class RolloutTable(Table):
     concurrency: int = Field(8, gt=0)
     """Rollouts at a time."""
     max_infra_retries: int = Field(2, ge=0)
-    """Fresh attempts after an infrastructure failure."""
+    """Fresh attempts after an infrastructure failure, and gradings where a sandbox fails."""
+    max_refills: int = Field(1, ge=0)
+    """Rounds of fresh rollouts that fill a group again after some of it ended excluded."""
+    grade_limit_s: float = Field(120.0, gt=0)
+    """Longest time one call of a verifier may take, its sandbox's start included."""
     on_limit: Literal["score", "zero"] = "score"
     """What a rollout that hit a limit of the policy's is worth: its score, or zero."""
     render_rules: tuple[str, ...] = ()

@@ -19,15 +19,16 @@ import structlog
 from mixharness.assemble import build, build_harness_slots, build_verifiers, load_tasks
 from mixharness.config import RunConfig
 from mixharness.engine import InferenceEngine
-from mixharness.errors import ConfigError, EngineError, boundary
+from mixharness.errors import ConfigError, EngineError, SandboxError, boundary
+from mixharness.limits import nesting_problem, overridden
 from mixharness.logs import logs_to
 from mixharness.plugins import Registry, describe
 from mixharness.proxy.admission import ProxySettings
 from mixharness.proxy.app import Proxy
-from mixharness.rollout.scheduler import collect
+from mixharness.rollout.refill import collect_groups
 from mixharness.rollout.store import RunStore, write_atomically
 from mixharness.rollout.types import HarnessSlot, RolloutRequest, Runner, RunnerSettings
-from mixharness.run_tables import PruningTable
+from mixharness.run_tables import LimitsTable, PruningTable, check
 from mixharness.sandbox import SandboxBackend
 from mixharness.tracker import Tracker
 from mixharness.tree.audit import HarnessAudit, audit
@@ -124,12 +125,13 @@ async def build_parts(
     tasks = load_tasks(config, registry)
     every = [task for group in tasks.values() for task in group]
     verifiers = build_verifiers(config, registry, (task.verifier for task in every))
-    await _validate(config, verifiers, every)
+    sandbox = build(config.sandbox, registry)
+    await _validate(config, verifiers, sandbox, every)
     return Parts(
         slots=slots,
         tasks=tasks,
         verifiers=verifiers,
-        sandbox=build(config.sandbox, registry),
+        sandbox=sandbox,
         engine=engine or build(config.engine, registry),
         trackers=Trackers([build(spec, registry) for spec in config.trackers]),
     )
@@ -167,9 +169,11 @@ async def open_run(
             log.warning("sandboxes_reaped", count=reaped)
         stack.push_async_callback(parts.engine.stop)
         await _start(parts.engine, config)
+        stack.push_async_callback(parts.sandbox.stop)
+        await _start_sandbox(parts.sandbox, config)
         proxy = Proxy(parts.engine, _proxy_settings(config))
         stack.push_async_callback(proxy.stop)
-        await proxy.start(port=config.rollout.port)
+        await parts.sandbox.admit(await proxy.start(parts.sandbox.proxy_host, config.rollout.port))
         stack.callback(parts.trackers.finish)
         parts.trackers.start(run_dir, config.raw)
         store = RunStore(run_dir)
@@ -202,7 +206,7 @@ async def collect_rollouts(
 ) -> list[Rollout]:
     """Run every task in every harness `samples` times; finished ones come from the disk.
 
-    Returns rollouts in the order task, harness, sample.
+    Returns rollouts in the order task, harness, sample; refills come last in their group.
     """
     requests = [
         RolloutRequest(task=task, slot=slot, sample=sample, stage=stage)
@@ -210,7 +214,10 @@ async def collect_rollouts(
         for slot in run.slots
         for sample in range(samples)
     ]
-    return await collect(run.runner, requests, run.config.rollout.concurrency, on_done)
+    config = run.config
+    return await collect_groups(
+        run.runner, requests, config.rollout.concurrency, on_done, config.pruning
+    )
 
 
 async def evaluate(
@@ -246,6 +253,12 @@ def load_rollouts(run_dir: Path) -> list[Rollout]:
     return rollouts
 
 
+def load_set_aside(run_dir: Path) -> list[Rollout]:
+    """Return the attempts of a run folder that failed and were repeated."""
+    store = RunStore(run_dir)
+    return [store.load(name) for name in store.set_aside()]
+
+
 def pruning_of(run_dir: Path) -> Pruning:
     """Return how the run of a folder prunes; the defaults where no run file is noted."""
     file = run_dir / RUN_FILE
@@ -271,16 +284,31 @@ def audit_run(run_dir: Path) -> dict[str, HarnessAudit]:
 
 
 async def _validate(
-    config: RunConfig, verifiers: Mapping[str, Verifier[Any]], tasks: Sequence[Task]
+    config: RunConfig,
+    verifiers: Mapping[str, Verifier[Any]],
+    sandbox: SandboxBackend[Any],
+    tasks: Sequence[Task],
 ) -> None:
     problems: list[tuple[str, str]] = []
     for task in tasks:
+        problems += _limit_problems(config, task)
         try:
             await verifiers[task.verifier].validate(task)
+            sandbox.validate(task)
         except Exception as exc:  # plugin code
             problems.append((f"task {task.id}", describe(exc)))
     if problems:
         raise ConfigError(str(config.path), problems[:20])
+
+
+def _limit_problems(config: RunConfig, task: Task) -> list[tuple[str, str]]:
+    """Return what is wrong with a task's limits, alone and in the place of the harnesses' own."""
+    problems: list[tuple[str, str]] = []
+    where = f"task {task.id}: limits"
+    if check(LimitsTable, dict(task.limits), where, problems) is None:
+        return problems
+    merged = [overridden(spec.limits, task.limits) for spec in config.harnesses]
+    return [(where, problem) for problem in sorted({*map(nesting_problem, merged)} - {""})]
 
 
 async def _start(engine: InferenceEngine[Any], config: RunConfig) -> None:
@@ -290,6 +318,15 @@ async def _start(engine: InferenceEngine[Any], config: RunConfig) -> None:
     except EngineError as exc:
         log.error("engine_start_failed", engine=engine.name, exc_info=True)
         raise ConfigError(str(config.path), [("engine", str(exc))]) from exc
+
+
+async def _start_sandbox(sandbox: SandboxBackend[Any], config: RunConfig) -> None:
+    try:
+        with boundary(SandboxError, f"sandbox {sandbox.name!r} does not start"):
+            await sandbox.start()
+    except SandboxError as exc:
+        log.error("sandbox_start_failed", sandbox=sandbox.name, exc_info=True)
+        raise ConfigError(str(config.path), [("sandbox", str(exc))]) from exc
 
 
 def _claim(config: RunConfig, run_dir: Path) -> None:
@@ -310,7 +347,12 @@ def _claim(config: RunConfig, run_dir: Path) -> None:
 
 def _runner_settings(config: RunConfig) -> RunnerSettings:
     table = config.rollout
-    return RunnerSettings(max_infra_retries=table.max_infra_retries, on_limit=table.on_limit)
+    return RunnerSettings(
+        max_infra_retries=table.max_infra_retries,
+        max_refills=table.max_refills,
+        on_limit=table.on_limit,
+        grade_limit_s=table.grade_limit_s,
+    )
 
 
 def _proxy_settings(config: RunConfig) -> ProxySettings:

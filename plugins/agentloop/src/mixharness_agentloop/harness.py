@@ -26,7 +26,7 @@ class AgentLoopConfig(ComponentConfig):
     max_output_chars: int = Field(4000, ge=100)
     """Longest tool result; the middle of a longer one is left out."""
     tool_timeout_s: float = Field(60.0, gt=0.0)
-    """Longest time a `bash` command may take."""
+    """Longest time a `bash` command may take, and half of `agent_s` at most."""
     max_invalid: int = Field(3, ge=1)
     """Turns in a row without one understandable tool call before the loop gives up."""
 
@@ -45,7 +45,9 @@ class AgentLoop(Harness[AgentLoopConfig]):
             ConnectionError: the model server cannot be reached or answered with an error.
         """
         config = self.config
-        toolbox = Toolbox(session.sandbox, config.max_output_chars, config.tool_timeout_s)
+        # A command is stopped before the whole run is: the policy sees it, and may go on.
+        timeout_s = min(config.tool_timeout_s, session.limits.agent_s / 2)
+        toolbox = Toolbox(session.sandbox, config.max_output_chars, timeout_s)
         schemas = [TOOLS[name].schema() for name in config.tools]
         messages: list[Message] = [
             {"role": "system", "content": config.system_prompt},

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from mixharness.component import ComponentConfig
 from mixharness.task_source import TaskSource
-from mixharness.types import Task
+from mixharness.types import Service, Task
 
 
 class JsonlTasksConfig(ComponentConfig):
@@ -23,6 +24,19 @@ class JsonlTasksConfig(ComponentConfig):
     """For lines that name none."""
 
 
+class ServiceLine(BaseModel):
+    """One service of a line; keys as in `Service`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1)
+    command: tuple[str, ...] = Field(min_length=1)
+    health: tuple[str, ...] = Field(min_length=1)
+    mcp_url: str = ""
+    env: dict[str, str] = Field(default_factory=dict)
+    start_s: float = Field(30.0, gt=0)
+
+
 class TaskLine(BaseModel):
     """One line of the file."""
 
@@ -32,6 +46,12 @@ class TaskLine(BaseModel):
     prompt: str
     verifier: str | None = None
     files: dict[str, str] = Field(default_factory=dict)
+    folder: Path | None = None
+    """Relative to the file that the line is in."""
+    workspace: str = Field("", pattern=r"^(/.+)?$")
+    image: str = ""
+    services: tuple[ServiceLine, ...] = ()
+    limits: dict[str, float] = Field(default_factory=dict)
     answer: dict[str, Any] = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
 
@@ -60,10 +80,25 @@ class JsonlTasks(TaskSource[JsonlTasksConfig]):
 
     def _task(self, number: int, line: str) -> Task:
         try:
-            fields = TaskLine.model_validate_json(line).model_dump()
+            read = TaskLine.model_validate_json(line)
         except ValidationError as exc:
             first = exc.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "line"
-            raise ValueError(f"{self.config.path}:{number}: {where}: {first['msg']}") from exc
-        fields["verifier"] = fields["verifier"] or self.config.verifier
-        return Task(**fields)
+            raise self._wrong(number, ".".join(map(str, first["loc"])), _message(first)) from exc
+        folder = self.config.path.parent / read.folder if read.folder else None
+        if folder is not None and not folder.is_dir():
+            raise self._wrong(number, "folder", f"{folder} is no folder")
+        own = {
+            "verifier": read.verifier or self.config.verifier,
+            "folder": folder,
+            "services": tuple(Service(**each.model_dump()) for each in read.services),
+        }
+        return Task(**{**read.model_dump(), **own})
+
+    def _wrong(self, number: int, where: str, message: str) -> ValueError:
+        return ValueError(f"{self.config.path}:{number}: {where or 'line'}: {message}")
+
+
+def _message(error: ErrorDetails) -> str:
+    if error["type"] == "string_pattern_mismatch":
+        return f"must be an absolute path, got {error['input']!r}"
+    return error["msg"]

@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
     harness.command("install")(install)
     app.add_typer(harness, name="harness")
     sandbox = typer.Typer(help="Sandboxes.", no_args_is_help=True)
+    sandbox.command("build")(build_image)
     sandbox.command("reap")(reap)
     app.add_typer(sandbox, name="sandbox")
 
@@ -57,21 +58,29 @@ def install(
 
 def rollout(
     ctx: typer.Context,
-    run_file: options.RunFile,
-    seed: options.Seed = None,
+    run_file: options.OptionalRunFile = None,
+    tasks: options.Tasks = None,
+    harness: options.Harnesses = None,
+    sandbox: options.SandboxName = None,
     engine: options.Engine = None,
+    seed: options.Seed = None,
     settings: options.Settings = None,
     run_dir: options.RunDir = None,
     samples: Samples = 1,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Take the first N tasks only.")
+    ] = None,
 ) -> None:
     """Collect rollouts of all training tasks in all harnesses; train nothing."""
     from mixharness.commands import rollout_run
     from mixharness.interrupt import run_interruptible
 
-    config = options.load(ctx, run_file, seed=seed, engine=engine, settings=settings)
+    parts = options.parts(tasks, harness, sandbox)
+    config = options.load(ctx, run_file, seed=seed, engine=engine, settings=settings, parts=parts)
     folder = options.run_dir_of(config, run_dir)
     with show.progress("rollouts") as done:
-        work = rollout_run(config, options.registry_of(ctx), folder, samples, done)
+        registry = options.registry_of(ctx)
+        work = rollout_run(config, registry, folder, samples, done, limit=limit)
         summary = run_interruptible(work)
     show.summary(summary, folder)
 
@@ -152,6 +161,21 @@ def export_atif(
 
     target = run_dir / "atif" if out is None else out
     show.line(f"{export(run_dir, target)} trajectories are in {target}")
+
+
+def build_image(
+    force: Annotated[
+        bool, typer.Option("--force", help="Make it anew where it is there already.")
+    ] = False,
+) -> None:
+    """Make the image that docker sandboxes run in where a task names none."""
+    from mixharness.builtin.docker.image import build_base_image
+    from mixharness.builtin.docker.image_name import DEFAULT_IMAGE
+    from mixharness.interrupt import run_interruptible
+
+    with show.waiting(f"making {DEFAULT_IMAGE}") as say:
+        made = run_interruptible(build_base_image(force=force, say=say))
+    show.line(f"{DEFAULT_IMAGE} {'is made' if made else 'was there'}")
 
 
 def reap(

@@ -17,6 +17,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from mixharness.certify import Certificate, SituationReport
     from mixharness.commands import HarnessSummary
+    from mixharness.exclusions import Exclusion
     from mixharness.plugins import PartRow
     from mixharness.tree.audit import HarnessAudit
 
@@ -69,10 +70,22 @@ def summary(found: Mapping[str, HarnessSummary], folder: Path) -> None:
     keys = ("rollouts", "calls", "score", "failures")
     rows = []
     for label, each in found.items():
-        values = asdict(each)
-        rows.append((label, *(_short(values[key]) for key in keys)))
-    table(("harness", *keys), rows)
+        own = [_short(getattr(each, key)) for key in keys]
+        rows.append((label, *own, each.exclusion.refilled))
+    table(("harness", *keys, "refilled"), rows)
+    shares = [row for label, each in found.items() for row in _shares(label, each.exclusion)]
+    if shares:
+        line("excluded rollouts, against those kept:")
+        table(("harness", "", "rollouts", "reward", "calls", "tokens"), shares)
     line(f"rollouts are in {folder}")
+
+
+def _shares(label: str, exclusion: Exclusion) -> list[tuple[object, ...]]:
+    """Return two rows to compare, or none where nothing was excluded."""
+    if not exclusion.excluded.rollouts:
+        return []
+    sides = {"kept": exclusion.kept, "excluded": exclusion.excluded}
+    return [(label, side, *map(_short, asdict(share).values())) for side, share in sides.items()]
 
 
 def certificate(found: Certificate, as_json: bool) -> None:
@@ -119,10 +132,10 @@ def _short(value: Any) -> object:
 
 
 @contextmanager
-def waiting(text: str) -> Iterator[None]:
-    """Show that something goes on, on stderr."""
-    with Console(stderr=True).status(text):
-        yield
+def waiting(text: str) -> Iterator[Callable[[str], None]]:
+    """Show that something goes on, on stderr; yields the function that says what by now."""
+    with Console(stderr=True).status(text) as status:
+        yield lambda now: status.update(f"{text}: {now}")
 
 
 @contextmanager

@@ -28,7 +28,10 @@ _NOTES = {
     "overflow": FailureKind.CONTEXT_OVERFLOW,
     "context_overflow": FailureKind.CONTEXT_OVERFLOW,
     "max_turns": FailureKind.MAX_TURNS,
+    "max_tokens": FailureKind.MAX_TOKENS,
+    "cut_off": FailureKind.MAX_TOKENS,
 }
+_USED_UP = (FailureKind.MAX_TURNS, FailureKind.MAX_TOKENS)
 OUTPUT_TAIL = 500
 
 
@@ -66,6 +69,8 @@ class Evidence:
     """Events of the proxy session, as `name` or `name: detail`."""
     redirect: str | None
     """Workspace file that sets a base URL."""
+    limit: str = ""
+    """Limit that the sandbox says was hit in it."""
 
 
 def attribute(evidence: Evidence) -> Failure | None:
@@ -79,10 +84,17 @@ def attribute(evidence: Evidence) -> Failure | None:
         return Failure(kind=FailureKind.ENDPOINT_REDIRECT, detail=detail)
     if "engine_error" in notes and not ending.clean:
         return Failure(kind=FailureKind.ENGINE_ERROR, detail=notes["engine_error"])
+    if evidence.limit and evidence.calls and not ending.clean:
+        detail = f"{evidence.limit}: {_detail(ending)}"
+        return Failure(kind=FailureKind.RESOURCE_LIMIT, detail=detail)
     if ending.out_of in (FailureKind.WALL_CLOCK, FailureKind.SETTLE_TIMEOUT):
         return Failure(kind=ending.out_of, detail=_detail(ending))
     if not evidence.calls and not _policy_notes(notes):
         return Failure(kind=FailureKind.HARNESS_START, detail=_detail(ending) or "no model call")
+    used_up = [kind for kind in _policy_notes(notes) if kind in _USED_UP]
+    # However a program takes it that nothing is sampled any more; half an answer may look whole.
+    if used_up and ("cut_off" in notes or not ending.clean):
+        return Failure(kind=used_up[0], detail=_detail(ending))
     if _infrastructure(ending.error):
         return Failure(kind=FailureKind.CONNECTION, detail=_detail(ending))
     return _policy_failure(ending, notes, sampled)

@@ -5,22 +5,21 @@ Retries and order are scheduler.py's; each step below is one call into its own f
 
 from __future__ import annotations
 
-import errno
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import structlog
 
-from mixharness.errors import RolloutError, SandboxError, boundary
+from mixharness.errors import RolloutError
 from mixharness.harness import Session
-from mixharness.proxy.log import note_superseded
+from mixharness.proxy.log import CALLS, note_superseded, read_calls
 from mixharness.rollout.clock import RolloutClock
-from mixharness.rollout.drive import drive, settle
+from mixharness.rollout.drive import drive
 from mixharness.rollout.failures import Ending, Evidence, attribute, endpoint_redirect
 from mixharness.rollout.grading import Grader
+from mixharness.rollout.sandboxes import remains, task_sandbox
 from mixharness.rollout.types import RolloutRequest, Runner
-from mixharness.sandbox import Sandbox, SandboxSpec, Workspace
+from mixharness.sandbox import Sandbox, Workspace
 from mixharness.tree.prune import LOSING_CHAIN, SUPERSEDED, Pruning, prune
 from mixharness.types import Failure, FailureKind, ModelCall, Rollout
 
@@ -44,7 +43,7 @@ async def run_one(runner: Runner, request: RolloutRequest, attempt: int = 1) -> 
     """
     runner.store.begin(request.id)
     left = await _sandboxed(runner, request)
-    rollout = await Grader(runner=runner, task=request.task).grade(left.rollout, left.workspace)
+    rollout = await Grader(runner=runner, request=request).grade(left.rollout, left.workspace)
     if rollout.failure is not None:
         failure = replace(rollout.failure, attempts=attempt)
         rollout = replace(rollout, failure=failure)
@@ -57,30 +56,21 @@ async def _sandboxed(runner: Runner, request: RolloutRequest) -> _Attempt:
     """Run the harness in a sandbox of its own; the sandbox is gone when this returns."""
     started, kind = RolloutClock(), FailureKind.SANDBOX_START
     try:
-        async with _open_sandbox(runner, request) as sandbox:
+        async with task_sandbox(runner, request) as sandbox:
             kind = FailureKind.CONNECTION
             return await _recorded(runner, request, sandbox)
     except RolloutError as exc:
         failure = Failure(kind=kind, detail=str(exc))
+    folder = runner.store.path(request.id)
     rollout = Rollout(
-        id=request.id, key=request.key, calls=(), failure=failure, wall_s=started.wall_s
+        id=request.id,
+        key=request.key,
+        calls=read_calls(folder) if (folder / CALLS).exists() else (),
+        failure=failure,
+        wall_s=started.wall_s,
+        refill=request.refill,
     )
     return _Attempt(rollout=rollout)
-
-
-@asynccontextmanager
-async def _open_sandbox(runner: Runner, request: RolloutRequest) -> AsyncIterator[Sandbox]:
-    slot = request.slot
-    spec = SandboxSpec(
-        rollout_id=request.id,
-        files=request.task.files,
-        limits=slot.limits,
-        program_path=slot.program.path if slot.program else None,
-    )
-    async with AsyncExitStack() as stack:
-        with boundary(SandboxError, f"sandbox {runner.sandbox.name!r}"):
-            sandbox = await stack.enter_async_context(runner.sandbox.open(spec))
-        yield sandbox
 
 
 async def _recorded(runner: Runner, request: RolloutRequest, sandbox: Sandbox) -> _Attempt:
@@ -89,7 +79,7 @@ async def _recorded(runner: Runner, request: RolloutRequest, sandbox: Sandbox) -
     proxy = runner.proxy.open_session(
         rollout_id=request.id,
         harness=slot.harness,
-        limits=slot.limits,
+        limits=request.limits,
         folder=runner.store.path(request.id),
         clock=clock,
     )
@@ -100,48 +90,41 @@ async def _recorded(runner: Runner, request: RolloutRequest, sandbox: Sandbox) -
             sandbox=sandbox,
             base_url=proxy.base_url,
             secret=proxy.secret,
-            limits=slot.limits,
+            limits=request.limits,
         )
         ending = await drive(slot.harness, session, clock)
         agent_s, wall_s = clock.agent_s, clock.wall_s
-        if not await settle(proxy, sandbox, runner.settings):
-            ending = Ending(out_of=FailureKind.SETTLE_TIMEOUT)
+        left = await remains(runner, request, sandbox, proxy)
     finally:
         await proxy.close()
-    workspace, too_large = await _snapshot(runner, request, sandbox)
-    redirect = endpoint_redirect(workspace) if workspace else None
+    if not left.settled:
+        ending = Ending(out_of=FailureKind.SETTLE_TIMEOUT)
     calls = tuple(proxy.calls)
     note_superseded(runner.store.path(request.id), _superseded(calls))
-    evidence = Evidence(ending=ending, calls=calls, notes=tuple(proxy.notes), redirect=redirect)
+    evidence = Evidence(
+        ending=ending,
+        calls=calls,
+        notes=tuple(proxy.notes),
+        redirect=endpoint_redirect(left.workspace) if left.workspace else None,
+        limit=left.limit,
+    )
     rollout = Rollout(
         id=request.id,
         key=request.key,
         calls=calls,
-        failure=attribute(evidence) or too_large,
+        failure=attribute(evidence) or left.failure,
         exit=ending.exit,
         agent_s=agent_s,
         wall_s=wall_s,
         late_exit=ending.late_exit,
         policy_version=next((call.versions[0].version for call in calls if call.versions), 0),
+        program_version=slot.program.version if slot.program else "",
+        refill=request.refill,
     )
-    return _Attempt(rollout=rollout, workspace=workspace)
+    return _Attempt(rollout=rollout, workspace=left.workspace)
 
 
 def _superseded(calls: Sequence[ModelCall]) -> dict[str, str]:
     """Return the calls on no live branch, with the reason; how many there are is the trainer's."""
     reasons = prune(calls, Pruning(max_regenerations=len(calls))).reasons
     return {call: why for call, why in reasons.items() if why in (SUPERSEDED, LOSING_CHAIN)}
-
-
-async def _snapshot(
-    runner: Runner, request: RolloutRequest, sandbox: Sandbox
-) -> tuple[Workspace | None, Failure | None]:
-    """Copy the workspace beside the rollout; one that is too large is the policy's failure."""
-    target = runner.store.path(request.id) / "workspace"
-    try:
-        with boundary(SandboxError, f"sandbox {runner.sandbox.name!r}"):
-            return await sandbox.snapshot(target), None
-    except SandboxError as exc:
-        if not isinstance(exc.__cause__, OSError) or exc.__cause__.errno != errno.EFBIG:
-            raise
-        return None, Failure(kind=FailureKind.RESOURCE_LIMIT, detail=str(exc))

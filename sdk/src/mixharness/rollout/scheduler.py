@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import structlog
 
 from mixharness.errors import ConfigError
 from mixharness.rollout.run_one import run_one
 from mixharness.rollout.types import RolloutRequest, Runner
-from mixharness.types import FailureClass, Rollout
+from mixharness.types import FailureClass, GroupKey, Rollout
 
 log = structlog.get_logger()
 
@@ -21,11 +21,13 @@ async def collect(
     requests: Sequence[RolloutRequest],
     concurrency: int,
     on_done: Callable[[Rollout], None] | None = None,
+    settled: Container[GroupKey] = (),
 ) -> list[Rollout]:
     """Run all requests, at most `concurrency` at a time; return rollouts in request order.
 
-    Those already on disk are loaded, so a killed run goes on where it was (rule 10). Each rollout
-    is on disk before `on_done` sees it. A cancel stops all and releases every sandbox.
+    Those already on disk are loaded, so a killed run goes on where it was (rule 10); what ended
+    with an infrastructure failure is run anew, but not in a `settled` group. Each rollout is on
+    disk before `on_done` sees it. A cancel stops all and releases every sandbox.
 
     Raises:
         ConfigError: a task names a verifier that the run does not have, or two requests have one
@@ -37,7 +39,8 @@ async def collect(
 
     async def work(queue: Iterator[tuple[int, RolloutRequest]]) -> None:
         for index, request in queue:
-            results[index] = await _finish(runner, request)
+            stored = _stored(runner, request, request.key in settled)
+            results[index] = stored or await _finish(runner, request)
             if on_done is not None:
                 on_done(results[index])
 
@@ -48,10 +51,7 @@ async def collect(
 
 
 async def _finish(runner: Runner, request: RolloutRequest) -> Rollout:
-    """Return the stored rollout, or run it until it ends without an infrastructure failure."""
-    stored = _stored(runner, request)
-    if stored is not None:
-        return stored
+    """Run a rollout until it ends without an infrastructure failure, or tries are used up."""
     settings = runner.settings
     for attempt in range(1, settings.max_infra_retries + 2):
         rollout = await run_one(runner, request, attempt)
@@ -61,12 +61,12 @@ async def _finish(runner: Runner, request: RolloutRequest) -> Rollout:
     raise AssertionError("unreachable: the last attempt always returns")
 
 
-def _stored(runner: Runner, request: RolloutRequest) -> Rollout | None:
+def _stored(runner: Runner, request: RolloutRequest, settled: bool) -> Rollout | None:
     try:
         rollout = runner.store.load(request.id)
     except FileNotFoundError:
         return None
-    return None if _infra(rollout) else rollout
+    return rollout if settled or not _infra(rollout) else None
 
 
 def _infra(rollout: Rollout) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,14 @@ class RunStore:
 
     def finished(self) -> list[str]:
         """Return the ids of all finished rollouts, sorted."""
-        folders = (file.parent.name for file in self.folder.glob(f"*/{ROLLOUT_FILE}"))
-        return sorted(name for name in folders if "~" not in name)
+        return sorted(name for name in self._folders() if "~" not in name)
+
+    def set_aside(self) -> list[str]:
+        """Return the names, for `load`, of finished attempts that were repeated, sorted."""
+        return sorted(name for name in self._folders() if "~" in name)
+
+    def _folders(self) -> Iterator[str]:
+        return (file.parent.name for file in self.folder.glob(f"*/{ROLLOUT_FILE}"))
 
 
 def write_atomically(path: Path, data: bytes) -> None:

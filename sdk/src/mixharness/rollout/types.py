@@ -10,6 +10,7 @@ from typing import Any, Literal
 import xxhash
 
 from mixharness.harness import Harness, Program
+from mixharness.limits import overridden
 from mixharness.proxy.app import Proxy
 from mixharness.rollout.store import RunStore
 from mixharness.sandbox import SandboxBackend
@@ -40,6 +41,13 @@ class RolloutRequest:
     """Number within its group, from 0."""
     stage: str
     """What it is for, e.g. `step-0003` or `eval-before`; part of the id."""
+    refill: int = 0
+    """Round in which it was drawn in place of excluded rollouts; 0: from the beginning."""
+
+    @property
+    def limits(self) -> Limits:
+        """Return the slot's limits with the task's own in their place."""
+        return overridden(self.slot.limits, self.task.limits)
 
     @property
     def key(self) -> GroupKey:
@@ -60,7 +68,9 @@ class RunnerSettings:
     """How rollouts are run, beyond what a harness slot says."""
 
     max_infra_retries: int = 2
-    """Fresh attempts after an infrastructure failure."""
+    """Fresh attempts after an infrastructure failure, and gradings where a sandbox fails."""
+    max_refills: int = 1
+    """Rounds of fresh rollouts in place of those that ended excluded."""
     backoff_s: float = 0.5
     """Wait before the first retry; doubles each time."""
     on_limit: Literal["score", "zero"] = "score"
@@ -70,7 +80,7 @@ class RunnerSettings:
     settle_interval_s: float = 0.02
     settle_limit_s: float = 15.0
     grade_limit_s: float = 120.0
-    """Longest time one call of a verifier may take."""
+    """Longest time one call of a verifier may take, its sandbox's start included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -195,7 +195,7 @@ def _head(rollout: Rollout, name: str, turns: Sequence[_Turn]) -> dict[str, Any]
         "trajectory_id": name,
         "agent": {
             "name": rollout.key.harness,
-            "version": "unknown",  # the record does not hold the program's
+            "version": rollout.program_version or "unknown",
             "model_name": request.model or None,
             "tool_definitions": tools or None,
         },

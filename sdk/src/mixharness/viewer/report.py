@@ -21,21 +21,10 @@ from mixharness.rollout.store import ROLLOUT_FILE, RunStore
 from mixharness.runs import pruning_of
 from mixharness.tree.prune import DEFAULT_PRUNING, Pruning
 from mixharness.types import Rollout
-from mixharness.viewer.charts import Metrics, colors, training_charts
+from mixharness.viewer.charts import Metrics, training_charts
+from mixharness.viewer.tables import exclusion_table, result_table
 from mixharness.viewer.tree_view import rollout_view
 
-_COLUMNS = (
-    ("before", "before", ".3f"),
-    ("after", "after", ".3f"),
-    ("diff", "difference", "+.3f"),
-    ("interval", "95 % interval", ""),
-    ("held_out_tasks", "held-out tasks", ",d"),
-    ("rollouts", "rollouts", ",d"),
-    ("failures", "failures", ",d"),
-    ("bridge_rate", "bridge rate", ".3f"),
-    ("delivered_fraction", "delivered", ".3f"),
-    ("unexplained_loss", "unexplained loss", ".3g"),
-)
 _CANDIDATES = 4
 
 
@@ -79,6 +68,7 @@ def read_run(run_dir: Path) -> RunData:
 
 def render_report(run: RunData, rollouts: Sequence[Rollout]) -> str:
     """Return the page. `rollouts` are those to draw."""
+    harnesses = run.summary.get("harnesses", {})
     charts = training_charts(run.metrics, run.summary)
     views = [rollout_view(rollout, run.tokenizer, run.pruning) for rollout in rollouts]
     assets = files("mixharness.viewer") / "assets"
@@ -88,7 +78,7 @@ def render_report(run: RunData, rollouts: Sequence[Rollout]) -> str:
         css=(assets / "page.css").read_text(encoding="utf-8"),
         js=(assets / "page.js").read_text(encoding="utf-8"),
         plotly=get_plotlyjs(),
-        result=_result_table(run.summary.get("harnesses", {})),
+        result=result_table(harnesses) + exclusion_table(harnesses),
         charts=_grid(charts) or '<p class="note">No step has been logged.</p>',
         rollouts="".join(views) or '<p class="note">No rollout is stored in this folder.</p>',
     )
@@ -126,40 +116,6 @@ def _facts(run: RunData) -> str:
     if harnesses:
         facts.append(f"harnesses: {', '.join(sorted(harnesses))}")
     return " · ".join(facts) or "no summary yet: the run goes on or was stopped"
-
-
-def _result_table(harnesses: Mapping[str, Mapping[str, Any]]) -> str:
-    if not harnesses:
-        return '<p class="note">The run has no summary yet.</p>'
-    head = "".join(f"<th>{title}</th>" for _, title, _ in _COLUMNS)
-    rows = []
-    for label, color in colors(harnesses).items():
-        row = harnesses[label]
-        cells = "".join(_cell(row, key, form) for key, _, form in _COLUMNS)
-        name = f'<td class="name" style="--swatch:{color}">{escape(label)}</td>'
-        rows.append(f"<tr>{name}{cells}</tr>")
-    return (
-        '<div class="card scroll"><table>'
-        f"<thead><tr><th>harness</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-        '<p class="note">Scores are on held-out tasks, before the first policy-gradient update and '
-        "after the last one; the interval is paired over tasks.</p></div>"
-    )
-
-
-def _cell(row: Mapping[str, Any], key: str, form: str) -> str:
-    if key == "interval":
-        low, high = row.get("diff_low"), row.get("diff_high")
-        known = low is not None and high is not None
-        return f"<td>{f'[{low:+.3f}, {high:+.3f}]' if known else '–'}</td>"
-    value = row.get(key)
-    return f'<td class="{_mark(row, key)}">{"–" if value is None else format(value, form)}</td>'
-
-
-def _mark(row: Mapping[str, Any], key: str) -> str:
-    """Color only what the interval or the audit vouches for."""
-    if key == "diff" and row.get("diff_low") is not None and row.get("diff_high") is not None:
-        return "good" if row["diff_low"] > 0 else "bad" if row["diff_high"] < 0 else ""
-    return "bad" if key == "unexplained_loss" and row.get(key) else ""
 
 
 def _grid(charts: Sequence[str]) -> str:
