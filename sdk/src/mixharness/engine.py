@@ -12,6 +12,7 @@ from typing import ClassVar
 from tokenizers import Tokenizer
 
 from mixharness.component import Component, ConfigT
+from mixharness.parsers import TurnParsers
 from mixharness.types import VersionSpan
 
 
@@ -80,6 +81,8 @@ class EngineTokenizer:
     rerender: bool = False
     """Follow the template to the letter: where a delta would differ from it, the conversation is
     rendered anew, which forks it. Otherwise such a template is refused."""
+    parsers: TurnParsers | None = None
+    """For a `template` whose turns are not read otherwise."""
 
 
 class InferenceEngine(Component[ConfigT], ABC):

@@ -16,6 +16,7 @@ ANSWER = Answer(
     tool_calls=CALLS,
     prompt_tokens=7,
     completion_tokens=3,
+    reasoning_tokens=2,
 )
 
 
@@ -83,6 +84,7 @@ def test_the_vendors_client_reads_what_was_said():
     assert whole.finish_reason == "tool_calls"
     assert [c.function.arguments for c in whole.message.tool_calls] == ['{"a":  0}', '{"a":  1}']
     assert chunks[-1].usage.total_tokens == 10
+    assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == 2
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert "".join(delta.content or "" for delta in deltas) == "Look."
     streamed = [call for delta in deltas for call in delta.tool_calls or ()]

@@ -40,6 +40,7 @@ ANSWER = Answer(
     tool_calls=CALLS,
     prompt_tokens=7,
     completion_tokens=3,
+    reasoning_tokens=2,
 )
 
 
@@ -63,6 +64,23 @@ def test_tools_are_read_by_flat_names():
     assert tools[1].description == ("Edit.\n\nThe input follows this lark grammar:\nstart: /.+/")
     assert tools[1].parameters["required"] == ["input"]
     assert (tools[2].description, tools[2].parameters) == ("Helpers.", {})
+
+
+def test_calls_of_one_answer_are_one_message_though_results_stand_between_them():
+    def call(call_id):
+        return {"type": "function_call", "call_id": call_id, "name": "run", "arguments": "{}"}
+
+    def result(call_id):
+        return {"type": "function_call_output", "call_id": call_id, "output": call_id}
+
+    for ids, turns in (
+        (["call3x0", "call3x1", "call4x0"], [2, 1]),
+        (["c0", "c1"], [1, 1]),  # ids of somebody else's
+    ):
+        messages = parse(*(make(i) for i in ids for make in (call, result)))
+        assert [len(m.tool_calls) for m in messages if m.role == "assistant"] == turns
+        assert [m.content for m in messages if m.role == "tool"] == ids
+        assert messages[turns[0]].role == "tool"
 
 
 def test_calls_become_the_items_their_tools_want():
@@ -222,6 +240,7 @@ def test_the_vendors_client_reads_what_was_said():
             streamed = stream.get_final_response()
     assert (whole.output_text, whole.status) == ("Look.", "completed")
     assert (whole.usage.input_tokens, whole.usage.output_tokens) == (7, 3)
+    assert whole.usage.output_tokens_details.reasoning_tokens == 2
     assert [item.type for item in streamed.output] == [item.type for item in whole.output]
     assert streamed.output[2].arguments == '{"a":  1}'
     Response.model_validate(DIALECT.render(ANSWER, "m", BODY))

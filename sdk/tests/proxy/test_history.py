@@ -98,6 +98,16 @@ def test_stripped_ids_still_match_by_content():
     assert (two.parent_call, two.fork) == (one.id, "")
 
 
+def test_ids_of_parallel_calls_survive_programs_that_strip_and_cut_them():
+    talk, parallel = Talk(), CALLING.removesuffix("<|im_end|>") * 12 + "<|im_end|>"
+    shown = [talk.ask([USER], parallel)[1] for _ in range(12)]
+    ids = [call.id for message in shown for call in message.tool_calls]
+    stripped = {"".join(filter(str.isalnum, minted))[:40] for minted in ids}
+    assert (len(ids), stripped) == (144, set(ids))
+    asked = [USER, shown[1], ChatMessage(role="tool", content="ok")]
+    assert talk.ask(asked, PLAIN)[0].parent_call == "call_1"
+
+
 def test_of_equal_siblings_the_minted_id_chooses():
     talk = Talk()
     first, shown = talk.ask([USER], CALLING)

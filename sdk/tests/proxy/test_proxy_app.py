@@ -70,9 +70,9 @@ async def test_anthropic_rewritten_arguments_still_match(open_site):
         ask = {"system": "Be brief.", "tools": tools}
         message = (await site.anthropic({**ask, "messages": [user]})).json()
         thinking, call = message["content"]
-        assert thinking == {"type": "thinking", "thinking": "Hm.", "signature": ""}
+        assert thinking.pop("signature")  # some programs take unsigned reasoning for text
+        assert thinking == {"type": "thinking", "thinking": "Hm."}
         assert message["stop_reason"] == "tool_use"
-        del thinking["signature"]
         call["input"] = {"replace_all": False, "n": 5000, "path": "x"}
         result = {"type": "tool_result", "tool_use_id": call["id"], "content": "ok"}
         again = [
@@ -219,8 +219,33 @@ async def test_max_turns(open_site):
     async with open_site("Hi.", limits=Limits(max_turns=1)) as site:
         assert (await site.chat({"messages": START})).status_code == 200
         more = [*START, START[1]]
-        assert (await site.chat({"messages": more})).status_code == 403
-        assert site.session.notes[0].startswith("max_turns:")
+        refused = await site.chat({"messages": more})
+        # 400, unlike 408, 410, 429 and all of 5xx, ends OpenClaw and Codex without a retry.
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"] == "rollout turn budget exhausted"
+        other = await site.anthropic({"messages": [START[1]]})
+        assert other.status_code == 403  # at 400 Claude Code asks twice more
+        assert site.session.notes == ["max_turns: 1 model calls"] * 2
+
+
+@pytest.mark.anyio
+async def test_the_token_budget_cuts_the_last_answer_and_refuses_the_next(open_site):
+    settings = ProxySettings(max_tokens=100)
+    async with open_site("x" * 500, settings=settings, limits=Limits(tokens=150)) as site:
+        messages, lengths = [*START], []
+        for _ in range(2):
+            body = (await site.chat({"messages": messages})).json()
+            lengths.append(
+                (body["usage"]["completion_tokens"], body["choices"][0]["finish_reason"])
+            )
+            messages += [body["choices"][0]["message"], {"role": "user", "content": "more"}]
+        assert lengths == [(100, "length"), (50, "length")]
+        assert site.session.notes == ["cut_off: call_1 took the last of 150 tokens"]
+        refused = await site.chat({"messages": messages})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"] == "rollout sampling budget exhausted"
+        assert site.session.notes[1:] == ["max_tokens: 150 tokens"]
+        assert len(site.session.calls) == 2
 
 
 @pytest.mark.anyio

@@ -116,6 +116,17 @@ def test_parse_keeps_the_sampled_argument_characters(renderer):
     assert (turn.text, turn.reasoning, turn.status) == ("Text.", "Hm.", "ok")
 
 
+def test_reasoning_is_counted_in_sampled_tokens(renderer):
+    thought = "<think>\nHm.\n</think>"
+    for sampled, reasoning in (
+        (f"{thought}\n\nText.<|im_end|>", thought),
+        ("<think>\nHm.", "<think>\nHm."),
+        ("<think>\n\n</think>\n\nText.", ""),
+        ("Text.", ""),
+    ):
+        assert renderer.parse(ids(sampled)).reasoning_tokens == len(ids(reasoning))
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -32,6 +32,7 @@ from mixharness.proxy.admission import (
     Serving,
     SessionSpec,
 )
+from mixharness.proxy.budget import Exhausted
 from mixharness.proxy.chat import Answer
 from mixharness.proxy.dialects import BadRequest, Dialect
 from mixharness.proxy.dialects.anthropic_messages import AnthropicMessages
@@ -93,8 +94,8 @@ class Proxy:
         self._address = ""
         self._serving: Serving | None = None
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Start serving; the engine has been started. Port 0 takes a free one.
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Start serving and return the port; the engine has been started. 0 takes a free one.
 
         Raises:
             TemplateError: the engine's chat template cannot be served.
@@ -107,6 +108,7 @@ class Proxy:
             engine=self._engine, renderer=renderer, gate=self.gate, settings=self._settings
         )
         log.info("proxy_started", address=self._address)
+        return port
 
     async def stop(self) -> None:
         """Close all sessions and stop serving; may be called twice."""
@@ -128,7 +130,7 @@ class Proxy:
         Args:
             rollout_id: unique among open sessions.
             harness: whose rules and hints apply.
-            limits: `max_turns` is enforced here.
+            limits: `max_turns` and `tokens` are enforced here.
             folder: gets `calls.jsonl` and `bodies.zst`.
             clock: stands still while a request is held or sampled.
 
@@ -182,7 +184,7 @@ class Proxy:
             encode = _encoder(dialect, body, stream=chat.stream)
             view = RequestView(headers=dict(request.headers), body=body)
             ticket = session.admit(Incoming(chat=chat, view=view, raw=raw, encode=encode))
-        except (Rejected, BadRequest, Overflow) as exc:
+        except (Rejected, BadRequest, Overflow, Exhausted) as exc:
             return _refusal(dialect, exc)
         keep_alive_s = self._settings.keep_alive_s if chat.stream else None
         return Exchange(session, ticket, dialect, encode, keep_alive_s)
@@ -271,10 +273,12 @@ def _encoder(
     return lambda answer: orjson.dumps(dialect.render(answer, model, body))
 
 
-def _refusal(dialect: Dialect, exc: Rejected | BadRequest | Overflow) -> Response:
+def _refusal(dialect: Dialect, exc: Rejected | BadRequest | Overflow | Exhausted) -> Response:
     if isinstance(exc, Overflow):
         status, body = dialect.overflow(exc.prompt_tokens, exc.limit)
+        return JSONResponse(body, status_code=status)
+    if isinstance(exc, Exhausted):
+        status = dialect.end_status
     else:
         status = exc.status if isinstance(exc, Rejected) else 400
-        body = dialect.error(status, str(exc))
-    return JSONResponse(body, status_code=status)
+    return JSONResponse(dialect.error(status, str(exc)), status_code=status)

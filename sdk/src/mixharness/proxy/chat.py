@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+_MINTED = re.compile(r"call(\d+)x\d+")
+
+
+def mint_call_id(answer: int, number: int) -> str:
+    """Return the id of one of an answer's tool calls.
+
+    It is short and has letters and digits only: programs strip the rest and cut the end.
+    """
+    return f"call{answer}x{number}"
+
+
+def of_one_answer(one: str, other: str) -> bool:
+    """Say whether two minted ids are of tool calls in the same answer."""
+    first, second = (_MINTED.fullmatch(call_id) for call_id in (one, other))
+    return bool(first and second and first[1] == second[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +83,5 @@ class Answer:
     """`stop` or `length`, as sampled."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Those of the completion's that the reasoning takes."""

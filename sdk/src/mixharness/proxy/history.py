@@ -5,7 +5,6 @@ It knows messages and calls. Rendering new text and talking HTTP are done elsewh
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -138,7 +137,7 @@ class History:
         self._at_prompt[prints.links[-1]].append(known)
         self._by_answer[answer].append(known)
         self._by_bare[without].append(known)
-        self._by_tool_id.update({_plain(tool_call.id): known for tool_call in shown.tool_calls})
+        self._by_tool_id.update({tool_call.id: known for tool_call in shown.tool_calls})
         self._latest[plan.lane] = _Latest(prints=prints, messages=request.messages, answer=known)
         self._ids[plan.lane] = (call.id, plan.prompt.ids)
         for index, start, end in plan.prompt.turns:
@@ -247,7 +246,7 @@ class History:
         return min(equal, key=rank)
 
     def _nominated(self, message: ChatMessage) -> _Known | None:
-        ids = (_plain(call.id) for call in message.tool_calls)
+        ids = (call.id for call in message.tool_calls)
         return next((self._by_tool_id[i] for i in ids if i in self._by_tool_id), None)
 
     def _in_order(self, ids: frozenset[str]) -> tuple[str, ...]:
@@ -294,8 +293,3 @@ def _after(known: _Known) -> Place:
     call, turn = known.call, len(known.call.sampled_ids)
     held = known.held | {call.id}
     return Place(call=call, length=prompt_len(call) + turn, turn=turn, held=held, before=known.held)
-
-
-def _plain(tool_id: str) -> str:
-    """Return what is left of a minted id in programs that keep letters and digits only."""
-    return re.sub(r"[^A-Za-z0-9]", "", tool_id)[:40]

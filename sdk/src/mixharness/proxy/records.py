@@ -11,7 +11,7 @@ import xxhash
 
 from mixharness.engine import Generation
 from mixharness.proxy.admission import Plan
-from mixharness.proxy.chat import Answer, ChatMessage, ToolCall
+from mixharness.proxy.chat import Answer, ChatMessage, ToolCall, mint_call_id
 from mixharness.proxy.rendering.turn import ParsedTurn
 from mixharness.types import Delivery, ModelCall
 
@@ -21,7 +21,7 @@ _NO_TOOL = "invalid_tool_call"
 def make_answer(plan: Plan, turn: ParsedTurn, generation: Generation) -> Answer:
     """Return what a harness is shown. Ids are counted, so that none of them is random."""
     calls = tuple(
-        ToolCall(id=f"toolu_{plan.index}_{k}", name=name, arguments=arguments)
+        ToolCall(id=mint_call_id(plan.index, k), name=name, arguments=arguments)
         for k, (name, arguments) in enumerate(turn.tool_calls)
     )
     return Answer(
@@ -32,6 +32,7 @@ def make_answer(plan: Plan, turn: ParsedTurn, generation: Generation) -> Answer:
         finish_reason=generation.finish_reason,
         prompt_tokens=len(plan.prompt.ids),
         completion_tokens=len(generation.ids),
+        reasoning_tokens=turn.reasoning_tokens,
     )
 
 

@@ -59,6 +59,15 @@ class ChatRenderer:
     def __init__(self, engine_tokenizer: EngineTokenizer) -> None:
         self.context = engine_tokenizer.context
         self._adapter = TokenizerAdapter(engine_tokenizer.tokenizer)
+        try:
+            self._set_up(engine_tokenizer)
+        except TemplateError:
+            parsers = engine_tokenizer.parsers
+            if parsers is None or parsers.named or parsers.identity:
+                raise
+            self._set_up(replace(engine_tokenizer, parsers=None))  # calls as text may still do
+
+    def _set_up(self, engine_tokenizer: EngineTokenizer) -> None:
         self._backend = make_backend(engine_tokenizer, self._adapter)
         given = () if self._backend.reads_calls else (CALLS_AS_TEXT,)
         self.rules = find_rules(self._backend.text, given) | self._backend.rules
@@ -137,12 +146,13 @@ class ChatRenderer:
         """
         tail = list(prompt[-_TAIL:]) if prompt else self._opening
         try:
-            return self._backend.parse(sampled_ids, tail, tools)
+            turn = self._backend.parse(sampled_ids, tail, tools)
         except RecursionError:  # JSON nested beyond reading
             stopped = bool(sampled_ids) and sampled_ids[-1] in self.stop_ids
             return ParsedTurn(
                 text=self.decode(sampled_ids[: -1 if stopped else None]), status="invalid"
             )
+        return replace(turn, reasoning_tokens=self._count_reasoning(sampled_ids, turn))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, control tokens spelled out."""
@@ -161,6 +171,18 @@ class ChatRenderer:
             ids += turn + delta
         later = [m for message, after in probe.rounds for m in (message, *after)]
         return Pieces(ids, self.render([*base, *later], tools))
+
+    def _count_reasoning(self, sampled_ids: Sequence[int], turn: ParsedTurn) -> int:
+        """Return how many sampled ids a turn's reasoning takes, its tags included."""
+        if not turn.reasoning:
+            return 0
+        closing = self._adapter.convert_tokens_to_ids(self.reasoning_tags[1])
+        if closing in sampled_ids:
+            return sampled_ids.index(closing) + 1
+        if not turn.text and not turn.tool_calls:
+            return len(sampled_ids)
+        # Tags of several tokens are left out.
+        return min(len(self._adapter.encode(turn.reasoning)), len(sampled_ids))
 
     def _turn_ids(self, message: ChatMessage) -> list[int]:
         first, *rest = (

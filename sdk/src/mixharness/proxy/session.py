@@ -25,6 +25,7 @@ from mixharness.proxy.admission import (
     Ticket,
     lane_of,
 )
+from mixharness.proxy.budget import Exhausted, tokens_left
 from mixharness.proxy.chat import Answer, ChatRequest
 from mixharness.proxy.dialects.seen import Seen
 from mixharness.proxy.fingerprint import Fingerprinter
@@ -58,7 +59,8 @@ class ProxySession:
         base_url: this session's address, secret included, without a trailing slash.
         secret: wanted as the API key too.
         notes: `name: detail` per event; names are `foreign_call`, `overflow`, `max_turns`,
-            `engine_error` and `late_call`.
+            `max_tokens`, `cut_off` (an answer, by the token budget), `engine_error` and
+            `late_call`.
         closed: every request is refused with 409.
         reader: reads the requests' bodies.
         seen: what their items were read as, by dialect.
@@ -105,7 +107,9 @@ class ProxySession:
         """Start a call, or join the one that this request is a duplicate of.
 
         Raises:
-            Rejected: the session is closed, or the rollout has used up its turns.
+            Rejected: the session is closed.
+            Exhausted: the rollout has used up its turns, its tokens, or, for a harness that ends
+                at an overflow, the context.
             Overflow: the prompt leaves no room for an answer.
             BadRequest: no chat template can carry this conversation.
         """
@@ -123,11 +127,8 @@ class ProxySession:
         known = self._duplicate(key)
         if known is not None:
             return known
-        if self._started >= self._spec.limits.max_turns:
-            message = f"this rollout has used its {self._started} model calls"
-            self.notes.append(f"max_turns: {message}")
-            raise Rejected(403, message)
-        plan = replace(self._plan(request, prints, identity), guessed=guessed)
+        left = self._tokens_left()
+        plan = replace(self._plan(request, prints, identity, left), guessed=guessed)
         self._started += 1
         self._history.acknowledge(plan.resolved)
         self._note_compaction(plan)
@@ -182,15 +183,30 @@ class ProxySession:
         prompt = build_prompt(self._serving.renderer, request, resolved, shared)
         return (resolved.anew() if prompt.anew else resolved), prompt
 
-    def _plan(self, request: ChatRequest, prints: Prints, identity: CallIdentity) -> Plan:
+    def _sampled(self) -> int:
+        return sum(len(call.sampled_ids) for call in self._calls.values())
+
+    def _tokens_left(self) -> int:
+        try:
+            return tokens_left(self._spec.limits, self._started, self._sampled())
+        except Exhausted as exc:
+            self.notes.append(exc.note)
+            raise
+
+    def _plan(
+        self, request: ChatRequest, prints: Prints, identity: CallIdentity, left: int
+    ) -> Plan:
         started = time.monotonic()
         resolved, prompt = self._prompt(request, prints, lane_of(identity))
         context = self._serving.renderer.context
         room = context - len(prompt.ids)
         if room < 1:
-            self.notes.append(f"overflow: a prompt of {len(prompt.ids)} tokens")
+            note = f"overflow: a prompt of {len(prompt.ids)} tokens"
+            self.notes.append(note)
+            if self._spec.harness.ends_at_overflow:
+                raise Exhausted("rollout budget exhausted", note)
             raise Overflow(len(prompt.ids), context - 1)
-        allowed = min(self._serving.settings.max_tokens, room)
+        allowed = min(self._serving.settings.max_tokens, room, left)
         return Plan(
             index=self._started,
             identity=identity,
@@ -277,6 +293,8 @@ class ProxySession:
             plan, Outcome(generation=generation, parse_status=turn.status, held_s=held_s)
         )
         self._calls[call.id] = call
+        if call.finish_reason == "length" and self._sampled() >= self._spec.limits.tokens:
+            self.notes.append(f"cut_off: {call.id} took the last of {self._sampled()} tokens")
         shown = shown_message(answer)
         self._history.add(call, plan, shown)
         self._roles.saw(call.id, shown, guessed=plan.guessed)

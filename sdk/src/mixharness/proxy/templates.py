@@ -56,7 +56,9 @@ def make_backend(
         TemplateError: the name is unknown, the template's text is missing or cannot be extended,
             or the tokenizer lacks a token of the family.
     """
-    name = engine_tokenizer.renderer
+    name, parsers = engine_tokenizer.renderer, engine_tokenizer.parsers
+    if parsers and (parsers.named or parsers.identity) and name != TEMPLATE:
+        raise TemplateError(f"a parser was named, but {name!r} has its own; use {TEMPLATE!r}")
     if name in FAMILIES:
         retention = None if engine_tokenizer.rerender else "all"
         return FamilyBackend(partial(family_config, name, retention), adapter, FAMILIES[name])
@@ -70,7 +72,8 @@ def make_backend(
             f"renderer {TEMPLATE!r} needs the model's own chat template, but its folder has none; "
             f"name a family instead: {', '.join(sorted(FAMILIES))}"
         )
-    return TemplateBackend(engine_tokenizer.chat_template, engine_tokenizer.special_tokens, adapter)
+    special_tokens = engine_tokenizer.special_tokens
+    return TemplateBackend(engine_tokenizer.chat_template, special_tokens, adapter, parsers)
 
 
 def family_config(name: str, retention: str | None) -> Any:

@@ -30,7 +30,7 @@ def rounds(draw):
     found = []
     for number in range(draw(st.integers(1, 3))):
         calls = tuple(
-            ToolCall(id=f"toolu_{number}_{k}", name="run", arguments=json.dumps({"a": draw(TEXTS)}))
+            ToolCall(id=f"call{number}x{k}", name="run", arguments=json.dumps({"a": draw(TEXTS)}))
             for k in range(draw(st.integers(0, 2)))
         )
         turn = ChatMessage(role="assistant", content=draw(TEXTS), tool_calls=calls)

@@ -45,7 +45,7 @@ USER = ChatMessage(role="user", content="Go.")
 TOOL = Tool(
     name="t", description="Does.", parameters={"type": "object", "properties": {"a": {}, "b": {}}}
 )
-CALL = ToolCall(id="toolu_7_0", name="t", arguments='{"a": "x"}')
+CALL = ToolCall(id="call7x0", name="t", arguments='{"a": "x"}')
 RESULT = ChatMessage(role="tool", tool_call_id=CALL.id, name="t", content="ok")
 
 
@@ -116,7 +116,7 @@ def test_control_strings_from_outside_stay_text(renderer_of, engine_tokenizer, n
 
     def ids(text):
         user = ChatMessage(role="user", content=text)
-        call = ToolCall(id="toolu_7_0", name="t", arguments=json.dumps({"a": text}))
+        call = ToolCall(id="call7x0", name="t", arguments=json.dumps({"a": text}))
         turn = ChatMessage(role="assistant", content=text, tool_calls=(call,))
         result = ChatMessage(role="tool", tool_call_id=call.id, name="t", content=text)
         tool = Tool(name="t", description=text, parameters={"type": "object", "title": text})

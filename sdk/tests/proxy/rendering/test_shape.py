@@ -3,7 +3,7 @@ import pytest
 from mixharness.proxy.chat import ChatMessage, ToolCall
 from mixharness.proxy.rendering.shape import Shape, find_shape
 
-CALL = ToolCall(id="toolu_12_3", name="t", arguments='{"a":  1}')
+CALL = ToolCall(id="call12x3", name="t", arguments='{"a":  1}')
 TURN = ChatMessage(role="assistant", reasoning="H", tool_calls=(CALL,))
 
 

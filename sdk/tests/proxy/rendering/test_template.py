@@ -16,7 +16,7 @@ CHATML = (
 FORGETFUL = "{% if messages|length > 4 %}{% set messages = messages[-2:] %}{% endif %}" + CHATML
 USER = ChatMessage(role="user", content="Go.")
 TOOL = Tool(name="look", description="Looks.", parameters={"type": "object"})
-CALL = ToolCall(id="toolu_0_0", name="look", arguments='{"a":  1}')
+CALL = ToolCall(id="call0x0", name="look", arguments='{"a":  1}')
 RESULT = ChatMessage(role="tool", tool_call_id=CALL.id, name="look", content="seen")
 
 

@@ -24,6 +24,8 @@ class Dialect(Protocol):
     """Route of the model call below the rollout's base URL, e.g. `/v1/messages`."""
     keep_alive: ClassVar[bytes]
     """Sent while the engine samples; resets the client's idle timers and shows nothing."""
+    end_status: ClassVar[int]
+    """HTTP status at which programs of this dialect stop at once: no retry, no other request."""
 
     def parse(self, body: Mapping[str, Any], seen: Seen | None = None) -> ChatRequest:
         """Read a request body; `seen` remembers earlier ones of the same rollout.

@@ -38,6 +38,7 @@ class AnthropicMessages:
     name: ClassVar[str] = "anthropic_messages"
     path: ClassVar[str] = "/v1/messages"
     keep_alive: ClassVar[bytes] = b'event: ping\ndata: {"type": "ping"}\n\n'
+    end_status: ClassVar[int] = 403  # at 400 Claude Code asks again in two other ways
 
     def parse(self, body: Mapping[str, Any], seen: Seen | None = None) -> ChatRequest:
         """Read a request body.
@@ -94,6 +95,8 @@ class AnthropicMessages:
         return headers.get("x-api-key") or bearer(headers)
 
 
+# Not read when it comes back; but OpenClaw resends reasoning without one as text.
+_SIGNATURE = "bWl4aGFybmVzcw=="
 _ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 
@@ -199,7 +202,8 @@ def _empty(kind: str, value: str | ToolCall) -> dict[str, Any]:
 def _block(kind: str, value: str | ToolCall) -> dict[str, Any]:
     if isinstance(value, ToolCall):
         return _empty(kind, value) | {"input": orjson.loads(value.arguments)}
-    return _empty(kind, value) | {kind: value}
+    signature = {"signature": _SIGNATURE} if kind == "thinking" else {}
+    return _empty(kind, value) | {kind: value} | signature
 
 
 def _deltas(kind: str, value: str | ToolCall) -> Iterator[dict[str, Any]]:
@@ -208,7 +212,7 @@ def _deltas(kind: str, value: str | ToolCall) -> Iterator[dict[str, Any]]:
         return
     yield {"type": f"{kind}_delta", kind: value}
     if kind == "thinking":
-        yield {"type": "signature_delta", "signature": ""}
+        yield {"type": "signature_delta", "signature": _SIGNATURE}
 
 
 def _message(

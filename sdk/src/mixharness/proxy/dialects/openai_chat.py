@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import orjson
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.completion_usage import CompletionTokensDetails
 
 from mixharness.proxy.chat import Answer, ChatMessage, ChatRequest, Tool, ToolCall
 from mixharness.proxy.dialects import BadRequest
@@ -41,6 +42,7 @@ class OpenAIChat:
     name: ClassVar[str] = "openai_chat"
     path: ClassVar[str] = "/v1/chat/completions"
     keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
+    end_status: ClassVar[int] = 400
 
     def parse(self, body: Mapping[str, Any], seen: Seen | None = None) -> ChatRequest:
         """Read a request body.
@@ -209,5 +211,6 @@ def _usage(answer: Answer) -> CompletionUsage:
     return CompletionUsage(
         prompt_tokens=answer.prompt_tokens,
         completion_tokens=answer.completion_tokens,
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=answer.reasoning_tokens),
         total_tokens=answer.prompt_tokens + answer.completion_tokens,
     )

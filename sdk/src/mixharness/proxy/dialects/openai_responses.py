@@ -6,13 +6,13 @@ their own beside this one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import orjson
 
-from mixharness.proxy.chat import Answer, ChatMessage, ChatRequest
+from mixharness.proxy.chat import Answer, ChatMessage, ChatRequest, of_one_answer
 from mixharness.proxy.dialects import BadRequest
 from mixharness.proxy.dialects.fields import (
     bearer,
@@ -48,6 +48,7 @@ class OpenAIResponses:
     name: ClassVar[str] = "openai_responses"
     path: ClassVar[str] = "/v1/responses"
     keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
+    end_status: ClassVar[int] = 400  # at 401 and 404 Codex asks again
 
     def parse(self, body: Mapping[str, Any], seen: Seen | None = None) -> ChatRequest:
         """Read a request body.
@@ -98,8 +99,9 @@ def _input(body: Mapping[str, Any], seen: Seen | None) -> list[ChatMessage]:
         return [ChatMessage(role="user", content=given)]
     messages: list[ChatMessage] = []
     for message in each_item(body, "input", _message, seen):
-        if messages and _continues(messages[-1], message):
-            messages[-1] = _joined(messages[-1], message)
+        at = _answer_of(messages, message)
+        if at is not None:
+            messages[at] = _joined(messages[at], message)
         elif message != _NOTHING:
             messages.append(message)
     return messages
@@ -135,6 +137,19 @@ def _text_message(item: Mapping[str, Any], where: str) -> ChatMessage:
         raise BadRequest(f"{where}.content: a string or a list of parts is wanted, not null")
     content = text(item["content"], f"{where}.content", _TEXT_KINDS)
     return ChatMessage(role=_ROLES[role], content=content)
+
+
+def _answer_of(messages: Sequence[ChatMessage], item: ChatMessage) -> int | None:
+    """Return which message an item goes on with, if any: results may stand between its calls."""
+    if not messages or item.role != "assistant":
+        return None
+    if _continues(messages[-1], item):
+        return len(messages) - 1
+    at = next((i for i in reversed(range(len(messages))) if messages[i].role != "tool"), 0)
+    calls = messages[at].tool_calls
+    if calls and item.tool_calls and of_one_answer(calls[-1].id, item.tool_calls[0].id):
+        return at
+    return None
 
 
 def _continues(before: ChatMessage, item: ChatMessage) -> bool:

@@ -126,7 +126,7 @@ def _usage(answer: Answer) -> ResponseUsage:
         input_tokens=answer.prompt_tokens,
         input_tokens_details=InputTokensDetails(cached_tokens=0, cache_write_tokens=0),
         output_tokens=answer.completion_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=0),  # not counted apart
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=answer.reasoning_tokens),
         total_tokens=answer.prompt_tokens + answer.completion_tokens,
     )
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mixharness.proxy.chat import Tool
 from mixharness.proxy.tool_arguments import read_json, sampled_arguments
 
 _DECODER = json.JSONDecoder()
@@ -25,8 +26,10 @@ class JsonCalls:
     closing: str = ""
     key: str = "arguments"
 
-    def read(self, text: str) -> tuple[str, list[tuple[str, str]], list[str]]:
-        """Split a turn's text.
+    def read(
+        self, text: str, _tools: Sequence[Tool] = ()
+    ) -> tuple[str, list[tuple[str, str]], list[str]]:
+        """Split a turn's text; JSON tells the types of arguments, so tools are not asked.
 
         Returns:
             What is not a call, stripped; (name, exact arguments) of each call; the text of each

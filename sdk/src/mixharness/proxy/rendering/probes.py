@@ -84,8 +84,8 @@ _SYSTEM = ChatMessage(role="system", content="Be brief.")
 _ASK = ChatMessage(role="user", content="List the files.\n")
 _USER = ChatMessage(role="user", content="Go on <tool_call>.")
 _CALLS = (
-    ToolCall(id="toolu_10_0", name="run", arguments='{"command": "ls"}'),
-    ToolCall(id="toolu_10_1", name="run", arguments='{"command": "pwd"}'),
+    ToolCall(id="call10x0", name="run", arguments='{"command": "ls"}'),
+    ToolCall(id="call10x1", name="run", arguments='{"command": "pwd"}'),
 )
 _RESULTS = tuple(
     ChatMessage(role="tool", tool_call_id=call.id, name=call.name, content=f"Result of {call.id}")

@@ -139,8 +139,8 @@ _ONE = ChatMessage(role="user", content="oneword")
 _TWO = ChatMessage(role="user", content="twoword")
 _REPLY = ChatMessage(role="assistant", content="replyword")
 _CALLS = (
-    ToolCall(id="toolu_10_0", name="lookfunc", arguments='{"spot": "hereword"}'),
-    ToolCall(id="toolu_10_1", name="waitfunc", arguments='{"spot": "thereword"}'),
+    ToolCall(id="call10x0", name="lookfunc", arguments='{"spot": "hereword"}'),
+    ToolCall(id="call10x1", name="waitfunc", arguments='{"spot": "thereword"}'),
 )
 _RESULTS = tuple(
     ChatMessage(role="tool", tool_call_id=call.id, name=call.name, content=word)

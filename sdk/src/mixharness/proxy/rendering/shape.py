@@ -54,7 +54,7 @@ class Shape:
         return xxhash.xxh3_64_hexdigest(call_id.encode("utf-8", "surrogatepass"))[:_SHORT_ID]
 
 
-_CALL = ToolCall(id="toolu_10_0", name="lookfunc", arguments='{"spot": "hereword"}')
+_CALL = ToolCall(id="call10x0", name="lookfunc", arguments='{"spot": "hereword"}')
 _SAMPLE = (
     ChatMessage(role="user", content="oneword"),
     ChatMessage(role="assistant", tool_calls=(_CALL,)),

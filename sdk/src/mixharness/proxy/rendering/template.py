@@ -13,6 +13,7 @@ from renderers import ParsedResponse
 from renderers.parsers import ToolParser
 
 from mixharness.errors import TemplateError
+from mixharness.parsers import TurnParsers
 from mixharness.proxy.chat import ChatMessage, Tool, ToolCall
 from mixharness.proxy.rendering.anatomy import MARK, MARKED, USER, calling, dissect, following
 from mixharness.proxy.rendering.attempts import (
@@ -22,6 +23,7 @@ from mixharness.proxy.rendering.attempts import (
     read_response,
 )
 from mixharness.proxy.rendering.calls import HERMES, JsonCalls, learn
+from mixharness.proxy.rendering.foreign import ForeignCalls, Written, find_foreign
 from mixharness.proxy.rendering.jinja_template import JinjaTemplate
 from mixharness.proxy.rendering.rules import SHORT_IDS
 from mixharness.proxy.rendering.shape import Shape, find_shape, tool_list
@@ -30,6 +32,7 @@ from mixharness.proxy.tokenizer_adapter import TokenizerAdapter
 
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _CALL = ToolCall(id="call00001", name="lookfunc", arguments='{"spot": "here"}')
+_SECOND = ToolCall(id="call00002", name="waitfunc", arguments='{"spot": "a \\"b\\"\\nc"}')
 
 
 class TemplateBackend:
@@ -40,7 +43,11 @@ class TemplateBackend:
     """
 
     def __init__(
-        self, text: str, special_tokens: Mapping[str, str], adapter: TokenizerAdapter
+        self,
+        text: str,
+        special_tokens: Mapping[str, str],
+        adapter: TokenizerAdapter,
+        parsers: TurnParsers | None = None,
     ) -> None:
         self.identity = f"{text}\0{sorted(special_tokens.items())}"
         self._template, self._adapter = JinjaTemplate(text, special_tokens), adapter
@@ -52,8 +59,13 @@ class TemplateBackend:
         self._harmony = all(t in text for t in ("<|channel|>", "<|message|>")) and all(
             adapter.convert_tokens_to_ids(t) is not None for t in HARMONY_TOKENS.values()
         )
-        self._calls = self._learn_calls()
+        self._thinking = parsers if parsers and parsers.identity else None
+        self._calls: JsonCalls | ForeignCalls | None = self._learn_calls()
         self._id_parser = None if self._calls or self._harmony else self._find_id_parser()
+        if parsers and (parsers.named or not self.reads_calls):
+            self._take_foreign(parsers)
+        if self._thinking:
+            self.identity += f"\0{self._thinking.identity}"
 
     @property
     def rules(self) -> frozenset[str]:
@@ -63,7 +75,7 @@ class TemplateBackend:
     @property
     def reads_calls(self) -> bool:
         """Say whether calls in the template's own form can be read back."""
-        return self._harmony or self._calls is not None or self._id_parser is not None
+        return self._harmony or bool(self._calls or self._id_parser)
 
     def write_calls_as_text(self) -> None:
         """Read calls in Hermes form from now on, because they are shown in that form."""
@@ -106,7 +118,7 @@ class TemplateBackend:
         if self._id_parser is not None:
             return self._read_ids(self._id_parser, ids)
         text, reasoning = self._split(self._adapter.decode(ids))
-        rest, found, malformed = (self._calls or HERMES).read(text)
+        rest, found, malformed = (self._calls or HERMES).read(text, tools)
         return parsed_turn(rest, reasoning, found, malformed)
 
     def _read_ids(self, parser: ToolParser, ids: list[int]) -> ParsedTurn:
@@ -150,11 +162,10 @@ class TemplateBackend:
 
     def _learn_calls(self) -> JsonCalls | None:
         try:
-            turn = self._turn(ChatMessage(role="assistant", tool_calls=(_CALL,)))
+            written = self._written((_CALL,))
         except Exception:  # a template without tools
             return None
-        text, _ = self._split(turn.removesuffix(self._turns.call_end))
-        return learn(text, _CALL.name)
+        return learn(written, _CALL.name)
 
     def _find_id_parser(self) -> ToolParser | None:
         try:
@@ -162,6 +173,29 @@ class TemplateBackend:
         except Exception:  # a template without tools
             return None
         return find_id_parser(self._adapter, ids, (_CALL.name, _CALL.arguments))
+
+    def _take_foreign(self, parsers: TurnParsers) -> None:
+        """Read calls with a parser of the engine's, if one reads what the template writes.
+
+        Raises:
+            TemplateError: the one that was named does not.
+        """
+        calls = [(_CALL,), (_CALL, _SECOND)] if self._turns.parallel else [(_CALL,)]
+        try:
+            probes = [Written(text=self._written(each), calls=each) for each in calls]
+        except Exception:  # a template without tools
+            probes = []
+        found = find_foreign(parsers.call_parsers, probes, self._adapter.control)
+        if found:
+            self._harmony, self._calls, self._id_parser = False, found, None
+            self.identity += f"\0{found.parser.identity}"
+        elif parsers.named:
+            raise TemplateError("the named tool parser does not read the calls of this template")
+
+    def _written(self, calls: Sequence[ToolCall]) -> str:
+        """Return a turn with calls only, without reasoning and its end-of-turn token."""
+        turn = self._turn(ChatMessage(role="assistant", tool_calls=tuple(calls)))
+        return self._split(turn.removesuffix(self._turns.call_end))[0]
 
     def _called(self, messages: Sequence[ChatMessage]) -> list[tuple[str, str]]:
         """Return id and tool of the calls that the first messages are the results of."""
@@ -189,6 +223,8 @@ class TemplateBackend:
 
     def _split(self, turn: str) -> tuple[str, str]:
         """Return text and reasoning of a turn; what was never closed is all reasoning."""
+        if self._thinking:
+            return self._thinking.split(turn)
         if not self._thinks(turn):
             return turn, ""
         opening, closing = self.reasoning_tags

@@ -18,6 +18,8 @@ class ParsedTurn:
     prose: str = ""
     """The text without them."""
     reasoning: str = ""
+    reasoning_tokens: int = 0
+    """Sampled ids that the reasoning takes."""
     tool_calls: tuple[tuple[str, str], ...] = ()
     """(name, arguments), arguments exactly as sampled."""
     malformed: tuple[str, ...] = ()
