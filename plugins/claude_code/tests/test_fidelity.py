@@ -6,11 +6,12 @@ import re
 import sys
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from mixharness import FailureKind, Limits, Task
+from mixharness import FailureKind, Limits, Service, Task
 from mixharness.builtin.local import LocalSandboxBackend, LocalSandboxConfig
 from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine
 from mixharness.proxy.app import Proxy, ProxySettings
@@ -19,7 +20,7 @@ from mixharness.proxy.renderer import ChatRenderer
 from mixharness.rollout.run_one import run_one
 from mixharness.rollout.store import RunStore
 from mixharness.rollout.types import HarnessSlot, RolloutRequest, Runner
-from mixharness.testing import FixedVerifier
+from mixharness.testing import FixedVerifier, mcp_server
 from mixharness.testing.doubles import FixedVerifierConfig
 from mixharness.types import CallRole, Delivery
 from mixharness_claude_code import ClaudeCode, ClaudeCodeConfig
@@ -256,3 +257,24 @@ async def test_a_failing_engine_is_asked_again_and_recorded(program, tmp_path, f
     else:
         assert rollout.failure.kind is FailureKind.ENGINE_ERROR
         assert (rollout.exit.exit_code, rollout.exit.reason) == (1, "error")
+
+
+MCP_PORT = "18473"
+
+
+async def test_the_tools_of_a_tasks_servers_are_offered(program, tmp_path):
+    server = Service(
+        name="words",
+        command=("python3", "mcp.py", MCP_PORT),
+        health=("python3", "mcp.py", MCP_PORT, "check"),
+        mcp_url=f"http://127.0.0.1:{MCP_PORT}/mcp",
+    )
+    files = {"mcp.py": Path(mcp_server.__file__).read_text()}
+    bench = Bench(Engine([call("{}", "mcp__words__secret_word"), "done"]), program, tmp_path)
+    rollout = await bench.run(files=files, services=(server,))
+    assert rollout.failure is None
+    assert_bridged(rollout)
+    assert (
+        mcp_server.WORD.encode()
+        in bench.bodies(rollout, "request")[-1].rpartition(b"tool_result")[2]
+    )

@@ -12,6 +12,7 @@ FILE = ConfigFile(
     agents=False,
     max_retries=2,
     idle_timeout_s=900.0,
+    mcp_servers={"my words": "http://127.0.0.1:2/mcp"},
 )
 
 
@@ -26,6 +27,7 @@ def test_the_file_says_what_it_was_given():
     assert KEY_VARIABLE in read["shell_environment_policy"]["exclude"]
     assert read["features"]["unbounded_connection_retries"] is False
     assert read["agents"]["enabled"] is False
+    assert read["mcp_servers"]["my words"]["url"] == "http://127.0.0.1:2/mcp"
 
 
 def test_without_instructions_the_program_keeps_its_own():

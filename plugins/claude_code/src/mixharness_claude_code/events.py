@@ -8,6 +8,8 @@ import orjson
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from mixharness.program import ProgramOutput
+
 log = structlog.get_logger()
 
 _REASONS = {
@@ -40,34 +42,17 @@ class ResultEvent(BaseModel):
         return self.result or "; ".join(map(str, self.errors))
 
 
-class EventStream:
-    """Takes stdout in chunks and keeps the last result event.
+class EventStream(ProgramOutput):
+    """Keeps the last result; with background agents there are several."""
 
-    Attributes:
-        result: the last result so far; with background agents there are several.
-        tail: the end of what was printed, for people.
-    """
-
-    def __init__(self) -> None:
-        self.result: ResultEvent | None = None
-        self.tail = b""
-        self._line = bytearray()
-
-    def feed(self, chunk: bytes) -> None:
-        """Take a chunk; a line may be spread over many."""
-        self.tail = (self.tail + chunk)[-2000:]
-        *lines, rest = chunk.split(b"\n")
-        for line in lines:
-            self._read(bytes(self._line) + line)
-            self._line.clear()
-        self._line += rest
-
-    def _read(self, line: bytes) -> None:
+    def read(self, line: bytes) -> None:
+        """Read one event."""
         if b'"result"' not in line:
             return
         try:
             event = orjson.loads(line)
             if isinstance(event, dict) and event.get("type") == "result":
-                self.result = ResultEvent.model_validate(event)
+                result = ResultEvent.model_validate(event)
+                self.reason, self.message = result.reason, result.message
         except (orjson.JSONDecodeError, ValidationError) as error:
             log.warning("claude_code_event_unread", error=str(error))

@@ -5,7 +5,7 @@ Installing is install.py's, reading its output events.py's, telling its requests
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -22,12 +22,12 @@ from mixharness import (
     RequestView,
     Session,
 )
+from mixharness.program import executable, mcp_servers, prompt_argument, run_to_result
 from mixharness_claude_code import install, roles
 from mixharness_claude_code.arguments import ARGUMENTS
 from mixharness_claude_code.events import EventStream
 
 _BARE_TOOLS = {"Bash", "Edit", "Read"}
-_LONGEST_PROMPT = 128 * 1024 - 1  # bytes; Linux's limit for one argument
 
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -115,41 +115,25 @@ class ClaudeCode(Harness[ClaudeCodeConfig]):
         Raises:
             ValueError: the task's prompt does not fit into one argument.
         """
-        stream, loop = EventStream(), asyncio.get_running_loop()
-
-        def on_stdout(chunk: bytes) -> None:
-            stream.feed(chunk)
-            if stream.result is not None and not late_exit.expired():
-                late_exit.reschedule(loop.time() + self.config.late_exit_s)
-
-        try:
-            async with asyncio.timeout(None) as late_exit:
-                done = await session.sandbox.exec(
-                    self._command(session), env=self._environment(session), on_stdout=on_stdout
-                )
-        except TimeoutError:
-            return _harness_exit(stream, None, b"")
-        return _harness_exit(stream, done.exit_code, done.stderr)
+        argv, env = self._command(session), self._environment(session)
+        late_exit_s = self.config.late_exit_s
+        return await run_to_result(session.sandbox, argv, env, EventStream(), late_exit_s)
 
     def _command(self, session: Session) -> list[str]:
-        if session.program is None:
-            raise ValueError("claude_code needs its installed program in the session")
-        prompt = session.task.prompt
-        if len(prompt.encode()) > _LONGEST_PROMPT:
-            raise ValueError(f"task {session.task.id}: prompt exceeds {_LONGEST_PROMPT} bytes")
         config = self.config
         # A settings file in the workspace may set another base URL, and it beats the process
         # environment: no such file is read, and --settings beats any that were.
         settings = orjson.dumps({"env": {"ANTHROPIC_BASE_URL": session.base_url}}).decode()
-        command = [f"{session.sandbox.program_path}/{session.program.executable}", "--print"]
+        command = [executable(session), "--print"]
         command += ["--output-format", "stream-json", "--verbose", "--model", session.model]
         command += ["--max-turns", str(session.limits.max_turns)]
         command += ["--setting-sources", "", "--settings", settings]
         command += ["--dangerously-skip-permissions", "--no-session-persistence"]
         command += ["--disable-slash-commands", "--tools", ",".join(config.tools)]
+        command += _mcp(mcp_servers(session.task))
         command += ["--bare"] if config.bare else []
         command += ["--system-prompt", config.system_prompt] if config.system_prompt else []
-        return [*command, "--", prompt]
+        return [*command, "--", prompt_argument(session.task)]
 
     def _environment(self, session: Session) -> dict[str, str]:
         home = session.sandbox.home
@@ -171,12 +155,8 @@ class ClaudeCode(Harness[ClaudeCodeConfig]):
         )
 
 
-def _harness_exit(stream: EventStream, exit_code: int | None, complaints: bytes) -> HarnessExit:
-    output = (stream.tail + complaints[-2000:]).decode(errors="replace")
-    if stream.result is not None:
-        reason, message = stream.result.reason, stream.result.message
-    else:
-        killed = exit_code is None or exit_code < 0
-        reason, message = "killed" if killed else "error", ""
-    code = None if exit_code is not None and exit_code < 0 else exit_code
-    return HarnessExit(exit_code=code, output=output, final_message=message, reason=reason)
+def _mcp(servers: Mapping[str, str]) -> list[str]:
+    """Return the options that name the task's MCP servers, and no others."""
+    known = {name: {"type": "http", "url": url} for name, url in servers.items()}
+    config = orjson.dumps({"mcpServers": known}).decode()
+    return ["--strict-mcp-config", "--mcp-config", config] if servers else []

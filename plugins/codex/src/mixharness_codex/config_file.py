@@ -70,6 +70,8 @@ class ConfigFile:
     agents: bool
     max_retries: int
     idle_timeout_s: float
+    mcp_servers: Mapping[str, str]
+    """Name to address."""
 
     def text(self) -> str:
         """Return the file."""
@@ -92,6 +94,9 @@ class ConfigFile:
         }
         parts = [_lines(top) + _TOP, "[model_providers.proxy]\n" + _lines(provider)]
         parts += ["[agents]\n" + _lines({"enabled": self.agents}), _TABLES]
+        for name, url in self.mcp_servers.items():
+            server = {"url": url, "default_tools_approval_mode": "approve"}
+            parts.append(f"[mcp_servers.{json.dumps(name)}]\n" + _lines(server))
         return "\n".join(parts)
 
 

@@ -8,6 +8,8 @@ import orjson
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from mixharness.program import ProgramOutput
+
 log = structlog.get_logger()
 
 _OVERFLOW = "ran out of room in the model's context window"
@@ -34,31 +36,11 @@ class _Event(BaseModel):
     error: _Error = _Error()
 
 
-class EventStream:
-    """Takes stdout in chunks and keeps how the last turn ended.
+class EventStream(ProgramOutput):
+    """Keeps how the last turn ended."""
 
-    Attributes:
-        reason: in `HarnessExit`'s words; empty as long as no turn has ended.
-        message: the last message of the agent, or what went wrong.
-        tail: the end of what was printed, for people.
-    """
-
-    def __init__(self) -> None:
-        self.reason = ""
-        self.message = ""
-        self.tail = b""
-        self._line = bytearray()
-
-    def feed(self, chunk: bytes) -> None:
-        """Take a chunk; a line may be spread over many."""
-        self.tail = (self.tail + chunk)[-2000:]
-        *lines, rest = chunk.split(b"\n")
-        for line in lines:
-            self._read(bytes(self._line) + line)
-            self._line.clear()
-        self._line += rest
-
-    def _read(self, line: bytes) -> None:
+    def read(self, line: bytes) -> None:
+        """Read one event."""
         try:
             value: Any = orjson.loads(line)
             event = _Event.model_validate(value)

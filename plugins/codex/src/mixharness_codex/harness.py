@@ -6,7 +6,6 @@ apart roles.py's.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -22,11 +21,11 @@ from mixharness import (
     Session,
 )
 from mixharness.npm import NpmRelease, linux_architecture
+from mixharness.program import executable, mcp_servers, prompt_argument, run_to_result
 from mixharness_codex import roles
 from mixharness_codex.config_file import KEY_VARIABLE, ConfigFile
 from mixharness_codex.events import EventStream
 
-_LONGEST_PROMPT = 128 * 1024 - 1  # bytes; Linux's limit for one argument
 _TRIPLES = {"x64": "x86_64-unknown-linux-musl", "arm64": "aarch64-unknown-linux-musl"}
 
 
@@ -87,21 +86,11 @@ class Codex(Harness[CodexConfig]):
         Raises:
             ValueError: the task's prompt does not fit into one argument.
         """
-        command = self._command(session)
-        environment = await self._prepare(session)
-        stream, loop = EventStream(), asyncio.get_running_loop()
-
-        def on_stdout(chunk: bytes) -> None:
-            stream.feed(chunk)
-            if stream.reason and not late_exit.expired():
-                late_exit.reschedule(loop.time() + self.config.late_exit_s)
-
-        try:
-            async with asyncio.timeout(None) as late_exit:
-                done = await session.sandbox.exec(command, env=environment, on_stdout=on_stdout)
-        except TimeoutError:
-            return _harness_exit(stream, None, b"")
-        return _harness_exit(stream, done.exit_code, done.stderr)
+        argv = [executable(session), "exec", "--json", "--skip-git-repo-check", "--ephemeral"]
+        argv += ["--", prompt_argument(session.task)]
+        env = await self._prepare(session)
+        late_exit_s = self.config.late_exit_s
+        return await run_to_result(session.sandbox, argv, env, EventStream(), late_exit_s)
 
     def _release(self) -> NpmRelease:
         architecture = linux_architecture(self.name)
@@ -112,15 +101,6 @@ class Codex(Harness[CodexConfig]):
             version=self.config.version,
             executable=f"{vendor}/bin/codex",
         )
-
-    def _command(self, session: Session) -> list[str]:
-        if session.program is None:
-            raise ValueError("codex needs its installed program in the session")
-        prompt = session.task.prompt
-        if len(prompt.encode()) > _LONGEST_PROMPT:
-            raise ValueError(f"task {session.task.id}: prompt exceeds {_LONGEST_PROMPT} bytes")
-        command = [f"{session.sandbox.program_path}/{session.program.executable}", "exec"]
-        return [*command, "--json", "--skip-git-repo-check", "--ephemeral", "--", prompt]
 
     async def _prepare(self, session: Session) -> dict[str, str]:
         """Write the rollout's own configuration and return the environment that points at it."""
@@ -136,6 +116,7 @@ class Codex(Harness[CodexConfig]):
             agents=config.agents,
             max_retries=config.max_retries,
             idle_timeout_s=session.limits.wall_s,
+            mcp_servers=mcp_servers(session.task),
         )
         await session.sandbox.write(f"{folder}/config.toml", file.text().encode())
         if instructions:
@@ -146,15 +127,6 @@ class Codex(Harness[CodexConfig]):
             "LANG": "C.UTF-8",
             "TERM": "dumb",
             "HOME": home,
-            "TMPDIR": f"{home}/tmp",  # the program wants its own folder outside of this one
             "CODEX_HOME": folder,
             KEY_VARIABLE: session.secret,
         }
-
-
-def _harness_exit(stream: EventStream, exit_code: int | None, complaints: bytes) -> HarnessExit:
-    output = (stream.tail + complaints[-2000:]).decode(errors="replace")
-    killed = exit_code is None or exit_code < 0
-    reason = stream.reason or ("killed" if killed else "error")
-    code = None if exit_code is not None and exit_code < 0 else exit_code
-    return HarnessExit(exit_code=code, output=output, final_message=stream.message, reason=reason)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine
 from mixharness.certify.situations import Situation, Turn
-from mixharness.certify.tools import offered_tools, tool_call
+from mixharness.certify.tools import Offered, offered_tools, tool_call
 from mixharness.engine import GenerateRequest, Generation
 from mixharness.proxy.chat import ChatMessage
 from mixharness.proxy.renderer import ChatRenderer
@@ -32,17 +32,25 @@ class Part:
         self._situation = situation
         self._said: dict[tuple[int, ...], Turn] = {}
         self._failed: set[tuple[int, ...]] = set()
+        self._had_tools = False
 
-    def next_turn(self, prompt_ids: tuple[int, ...], prompt: str) -> Turn:
-        """Return what is said to a prompt; the same prompt always gets the same turn."""
+    def next_turn(self, prompt_ids: tuple[int, ...], prompt: str, *, tools: bool = True) -> Turn:
+        """Return what is said to a prompt; the same prompt always gets the same turn.
+
+        Where tools were offered and are no more, turns that call one are left out.
+        """
         situation = self._situation
         self.seen = self.seen or re.search(situation.seen, prompt) is not None
         cues = (turn for turn in situation.turns if turn.when and re.search(turn.when, prompt))
         cue = next(cues, None)
         if cue is not None:
             return cue
-        at = min(len(self._said), len(situation.in_order) - 1)
-        return self._said.setdefault(prompt_ids, situation.in_order[at])
+        self._had_tools = self._had_tools or tools
+        silent = tuple(turn for turn in situation.in_order if not turn.calls)
+        taken_away = self._had_tools and not tools
+        turns = silent if taken_away and silent else situation.in_order
+        at = min(len(self._said), len(turns) - 1)
+        return self._said.setdefault(prompt_ids, turns[at])
 
     def fails(self, prompt_ids: tuple[int, ...], turn: Turn) -> bool:
         """Say whether the engine raises this time."""
@@ -79,10 +87,11 @@ class ScriptedPolicy(ScriptedEngine):
             list(request.prompt_ids), skip_special_tokens=False
         )
         part = self._parts[request.session_id]
-        turn = part.next_turn(request.prompt_ids, prompt)
+        tools = offered_tools(prompt)
+        turn = part.next_turn(request.prompt_ids, prompt, tools=bool(tools))
         if part.fails(request.prompt_ids, turn):
             raise RuntimeError("the situation wants the engine to fail here")
-        ids = self._ids(turn, prompt)[: request.sampling.max_tokens]
+        ids = self._ids(turn, tools)[: request.sampling.max_tokens]
         await asyncio.sleep(self._long_s if turn.slow else turn.wait_s)
         return Generation(
             ids=ids,
@@ -91,10 +100,9 @@ class ScriptedPolicy(ScriptedEngine):
             finish_reason="stop" if ids[-1] in request.sampling.stop_ids else "length",
         )
 
-    def _ids(self, turn: Turn, prompt: str) -> tuple[int, ...]:
+    def _ids(self, turn: Turn, tools: Sequence[Offered]) -> tuple[int, ...]:
         if self._renderer is None:
             raise RuntimeError("the engine is not started")
-        tools = offered_tools(prompt) if turn.calls else []
         calls = tuple(tool_call(call, tools) for call in turn.calls)
         if not (turn.text or turn.thinking or calls):
             # No template writes an empty answer, but a policy can sample one: the end at once.
