@@ -4,7 +4,7 @@ from transformers import AutoModelForCausalLM
 
 from mixharness.errors import ConfigError
 from mixharness_trainer.checkpoint import load_checkpoint, save_checkpoint
-from mixharness_trainer.optimizers import Grpo, GrpoConfig
+from mixharness_trainer.optimizers import Grpo, GrpoConfig, Ppo, PpoConfig
 from mixharness_trainer.policy import Policy, PolicyShape, new_policy, optimizer_hash, weight_hash
 from mixharness_trainer.update import UpdateSettings, update
 
@@ -37,6 +37,28 @@ def test_resumed_run_continues_identically(tmp_path, trained, mixed_groups):
     assert [update(resumed, mixed_groups, GRPO, settings), torch.rand(3).tolist()] == figures
     assert weight_hash(resumed) == weight_hash(trained)
     assert optimizer_hash(resumed) == optimizer_hash(trained)
+
+
+@pytest.mark.parametrize("trunk", ["separate", "shared"])
+def test_resumed_critic_continues_identically(tmp_path, tokenizer, mixed_groups, trunk):
+    folder = new_policy(tmp_path / "new", tokenizer, SMALL, seed=0)
+    policy = Policy.load(folder, lr=1e-2, device="cpu")
+    optimizer = Ppo(PpoConfig(critic=trunk, critic_lr=3e-3, value_pretraining_steps=1))
+    policy.equip(optimizer, folder)
+    update(policy, mixed_groups, optimizer, UpdateSettings())
+    save_checkpoint(policy, tmp_path / "checkpoint")
+    expected = optimizer_hash(policy)
+
+    resumed, _ = load_checkpoint(tmp_path / "checkpoint", device="cpu")
+    resumed.equip(optimizer, folder)
+
+    assert resumed.critic.settings == optimizer.critic
+    assert optimizer_hash(resumed) == expected
+    for one in (policy, resumed):
+        metrics = update(one, mixed_groups, optimizer, UpdateSettings())
+        assert metrics["critic/pretraining"] == 0
+    assert weight_hash(resumed) == weight_hash(policy)
+    assert optimizer_hash(resumed) == optimizer_hash(policy) != expected
 
 
 def test_checkpoint_is_replaced_whole_and_older_ones_go(tmp_path, trained):

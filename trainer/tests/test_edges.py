@@ -12,7 +12,7 @@ from transformers import (
 
 from mixharness.errors import ConfigError
 from mixharness_trainer.attention import Layout, ancestor_mask, layout_for
-from mixharness_trainer.edges import edge_values
+from mixharness_trainer.edges import edge_states, edge_values, head_divergence
 from mixharness_trainer.packing import Member, pack
 
 
@@ -44,6 +44,31 @@ def test_head_sees_predicting_positions_only(model, tree):
     edge_values(tested, batches[0], Layout.TREE)
 
     assert seen == [3]
+
+
+def test_divergence_from_a_reference_by_the_definition(model, tree, monkeypatch):
+    built = tree("r", [(-1, "e", 4), (0, "s", 3), (0, "s", 2)])  # sampled at 0.7 and 1.0
+    tested, reference = model(), model(seed=3).requires_grad_(False)
+    (batch,) = pack([[Member(rollout_id="r", tree=built, advantages=[0.0] * 5)]], max_tokens=100)
+
+    def divergence():
+        states = [edge_states(one, batch, Layout.TREE) for one in (tested, reference)]
+        return head_divergence(tested, states[0], reference, states[1], batch)
+
+    whole = divergence()
+    ids = torch.tensor([built.nodes[0].ids])
+    last = [one(input_ids=ids).logits[0, -1].detach() for one in (tested, reference)]
+    for edge, temperature in ((0, 0.7), (3, 1.0)):
+        p, q = ((logits / temperature).double().softmax(-1) for logits in last)
+        assert whole[edge].item() == pytest.approx((p * (p / q).log()).sum().item(), rel=1e-5)
+    whole.sum().backward()
+    gradient = tested.model.embed_tokens.weight.grad.clone()
+    tested.zero_grad()
+    monkeypatch.setattr("mixharness_trainer.edges.CHUNK_LOGITS", 64 * 2)
+    chunked = divergence()
+    chunked.sum().backward()
+    assert torch.allclose(chunked, whole)
+    assert torch.allclose(tested.model.embed_tokens.weight.grad, gradient, rtol=1e-4, atol=1e-5)
 
 
 def test_ancestor_mask_of_a_fork():

@@ -5,6 +5,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from mixharness_trainer.optimizers import Grpo, GrpoConfig, Ppo, PpoConfig
 from mixharness_trainer.policy import Policy, PolicyShape, new_policy, weight_hash
 
 SMALL = PolicyShape(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48, context=128)
@@ -60,6 +61,26 @@ def test_saved_folder_is_the_same_policy_for_plain_transformers(tmp_path, tokeni
     assert again.get_vocab() == tokenizer.get_vocab()
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert "mixharness" not in json.dumps(config)
+
+
+def test_a_policy_is_equipped_with_what_the_optimizer_reads(tmp_path, tokenizer):
+    folder = new_policy(tmp_path, tokenizer, SMALL, seed=0)
+    policy = Policy.load(folder, lr=1e-3, device="cpu")
+    as_begun = policy.model.lm_head.weight.detach().clone()
+
+    policy.equip(Grpo(GrpoConfig()), folder)
+    assert (policy.reference, policy.critic) == (None, None)
+    with torch.no_grad():
+        policy.model.lm_head.weight += 1
+    policy.equip(Grpo(GrpoConfig(beta=0.1)), folder)
+    policy.equip(Ppo(PpoConfig()), folder)
+
+    assert torch.equal(policy.reference.lm_head.weight, as_begun)
+    assert not any(parameter.requires_grad for parameter in policy.reference.parameters())
+    attention = policy.model.config._attn_implementation
+    assert policy.reference.config._attn_implementation == attention
+    assert torch.equal(policy.critic.trunk.embed_tokens.weight, as_begun + 1)
+    assert policy.critic.settings == Ppo(PpoConfig()).critic
 
 
 def test_tokenizer_without_an_end_of_turn_is_refused(tmp_path):

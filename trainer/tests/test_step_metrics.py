@@ -35,7 +35,7 @@ def rollouts_of(grouped: Grouped) -> list[Rollout]:
 
 def test_contrast_is_the_share_of_groups_that_differ(slots, group, tree):
     batch = grouped(group, tree, {"x": [[0.0, 1.0], [1.0, 1.0]], "y": [[0.5, 0.5]]})
-    metrics = step_metrics(slots, rollouts_of(batch), batch)
+    metrics = step_metrics(slots, rollouts_of(batch), batch, {"groups_with_contrast/x": 1})
     assert (metrics["contrast/x"], metrics["contrast/y"]) == (0.5, 0.0)
     assert (metrics["reward/x"], metrics["reward/y"]) == (0.75, 0.5)
     assert "contrast_note/x" not in metrics
@@ -46,10 +46,14 @@ def test_contrast_is_the_share_of_groups_that_differ(slots, group, tree):
 def test_a_harness_without_usable_rollouts_has_no_reward_and_a_note(slots, group, tree):
     batch = grouped(group, tree, {"x": [[0.0, 1.0]]}, engine_error=2)
     failure = Failure(kind=FailureKind.ENGINE_ERROR)
-    dead = [Rollout(id=f"d{n}", key=GroupKey("t", "y"), calls=(), failure=failure) for n in (0, 1)]
-    metrics = step_metrics(slots, [*rollouts_of(batch), *dead], batch)
+    dead = [
+        Rollout(id=f"d{n}", key=GroupKey("t", "y"), calls=(), failure=failure, refill=n)
+        for n in (0, 1)
+    ]
+    metrics = step_metrics(slots, [*rollouts_of(batch), *dead], batch, {})
     assert metrics["reward/y"] is None
     assert (metrics["failures/x"], metrics["failures/y"]) == (0, 2)
+    assert metrics["refilled"] == 1
     assert metrics["failures_by_kind"] == metrics["dropped"] == {"engine_error": 2}
     assert metrics["contrast_note/y"].startswith("no usable group")
 
@@ -59,5 +63,5 @@ def test_a_failure_of_the_policy_counts_and_keeps_its_reward(slots):
     late = Rollout(
         id="late", key=GroupKey("t", "x"), calls=(), failure=failure, score=Score(value=0.25)
     )
-    metrics = step_metrics(slots, [late], Grouped((), {"small_group": 1}))
+    metrics = step_metrics(slots, [late], Grouped((), {"small_group": 1}), {})
     assert (metrics["reward/x"], metrics["failures/x"]) == (0.25, 1)

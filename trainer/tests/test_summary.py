@@ -3,12 +3,19 @@ import json
 import pytest
 
 from mixharness.rollout.store import RunStore
-from mixharness.types import Failure, FailureKind, GroupKey, Rollout
+from mixharness.types import Failure, FailureKind, GroupKey, Rollout, Score
 from mixharness_trainer.policy import optimizer_hash, weight_hash
 from mixharness_trainer.summary import Outcome, write_summary
 
 BEFORE = {"x": {"a": [0.0, 1.0], "b": [0.0, 0.0], "c": [1.0, 1.0]}}
 AFTER = {"x": {"a": [1.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 1.0]}}
+
+
+HISTORY = [
+    {"groups/x": 4, "groups_with_contrast/x": 1, "grad_norm/x": 0.5, "grad_norm": 2.0},
+    {},  # no group was usable
+    {"groups/x": 2, "groups_with_contrast/x": 0, "grad_norm/x": 0.0, "grad_norm": float("inf")},
+]
 
 
 @pytest.fixture
@@ -22,7 +29,7 @@ def run_dir(tmp_path):
 
 
 def outcome(before, after) -> Outcome:
-    return Outcome(before=before, after=after, steps=3, wall_s=61.26)
+    return Outcome(before=before, after=after, history=HISTORY, wall_s=61.26)
 
 
 def test_the_gain_is_paired_over_tasks(run_dir, policy):
@@ -46,6 +53,25 @@ def test_what_is_returned_is_on_disk_beside_a_report(run_dir, policy):
     assert summary["weight_hash"] == weight_hash(trained)
     assert summary["optimizer_hash"] == optimizer_hash(trained)
     assert "+0.333" in (run_dir / "report.html").read_text()
+
+
+def test_a_mixed_run_can_be_judged_from_the_summary(run_dir, policy):
+    store = RunStore(run_dir)
+    for number, reward in enumerate((0.0, 1.0)):
+        name = f"refill-{number}"
+        score = Score(value=reward)
+        store.begin(name)
+        store.save(Rollout(id=name, key=GroupKey("a", "x"), calls=(), score=score, refill=number))
+    summary = write_summary(run_dir, policy(), outcome({}, {}))
+    row = summary["harnesses"]["x"]
+    assert (row["groups"], row["groups_with_contrast"]) == (6, 1)
+    assert (row["grad_norm"], summary["grad_norm"]) == (0.25, 2.0)
+    assert (row["bridge_rate"], row["unexplained_loss"]) == (1.0, 0.0)
+    assert (row["infra_failures"], row["refilled"], row["retried"]) == (1, 1, 0)
+    assert row["kept"] == {"rollouts": 2, "reward": 0.5, "calls": 0.0, "tokens": 0.0}
+    assert row["excluded"] == {"rollouts": 1, "reward": None, "calls": 0.0, "tokens": 0.0}
+    page = (run_dir / "report.html").read_text()
+    assert "<td>2 / 1</td><td>0.500 / –</td>" in page
 
 
 @pytest.mark.parametrize(

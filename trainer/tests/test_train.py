@@ -11,6 +11,7 @@ from mixharness.config import load_run_file
 from mixharness.errors import ConfigError
 from mixharness.plugins import load_plugins
 from mixharness.types import Task
+from mixharness_trainer.checkpoint import load_checkpoint
 from mixharness_trainer.train import task_batches, train
 
 RUN = """
@@ -83,6 +84,46 @@ async def test_grpo_on_made_up_logprobs_is_refused_before_any_rollout(load, regi
     assert where == "optimizer.name"
     assert message.startswith('"grpo" needs real log-probs, but engine "scripted" makes them up')
     assert not (tmp_path / "run").exists()
+
+
+SOLVED = """
+[[task_source]]
+name = "jsonl"
+path = "{path}"
+[sampling]
+max_tokens = 12
+[limits]
+max_turns = 2
+"""
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+async def test_ppo_from_rollouts_to_a_checkpoint_with_its_critic(load, registry, tmp_path):
+    """One rollout a task. The answer lies there already, so that the untrained earn a reward."""
+    line = {"prompt": "Leave everything as it is.", "files": {"answer.txt": "42"}}
+    lines = [json.dumps(line | {"id": str(n), "answer": {"text": "42"}}) for n in range(3)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
+    text = RUN.replace('[[task_source]]\nname = "office"\ncount = 3\n', "")
+    text = text.replace('name = "scripted"', 'name = "hf"\ncache_mb = 16')
+    text = text.replace('script = "mixharness_office.demonstrations:demonstrate_expert"\n', "")
+    text += SOLVED.format(path=tmp_path / "tasks.jsonl")
+    run_dir = tmp_path / "run"
+
+    await train(load(text, optimizer__name="ppo"), registry, run_dir)
+
+    steps = [json.loads(x) for x in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [step["reward/agentloop"] for step in steps] == [1.0, 1.0]
+    assert [(step["groups"], step["groups_dropped"]) for step in steps] == [(2, 0), (2, 0)]
+    assert all(0 < step["logp_gap/mean_abs"] < 1e-4 and step["tokens"] > 0 for step in steps)
+    # In the first step the critic learns alone, from values of 0; then both do.
+    assert [step["critic/pretraining"] for step in steps] == [1, 0]
+    assert steps[0]["critic/value"] == steps[0]["grad_norm"] == 0
+    assert steps[1]["critic/value"] > 0
+    assert min(steps[1]["grad_norm"], steps[1]["critic/grad_norm"]) > 0
+    policy, state = load_checkpoint(run_dir / "checkpoint", device="cpu")
+    assert state.critic.updates == policy.critic.updates == 2
+    assert policy.critic.adamw.state[policy.critic.head.bias]["step"].item() == 4 + 1
 
 
 @pytest.mark.parametrize(("count", "size"), [(6, 4), (5, 5), (7, 2), (3, 1)])

@@ -9,7 +9,7 @@ from mixharness.types import CallRole, Delivery, GroupKey, ModelCall, Rollout, S
 from mixharness_trainer.attention import Layout
 from mixharness_trainer.groups import group_rollouts
 from mixharness_trainer.loss import GapError
-from mixharness_trainer.optimizers import Grpo, GrpoConfig
+from mixharness_trainer.optimizers import Grpo, GrpoConfig, Ppo, PpoConfig
 from mixharness_trainer.policy import optimizer_hash, weight_hash
 from mixharness_trainer.update import UpdateSettings, update
 
@@ -37,9 +37,9 @@ def test_mixed_batch_is_one_update_with_figures_per_harness(policy, mixed_groups
 
     assert weight_hash(tested) != before
     assert tested.step == 1
-    assert metrics["reward/agentloop"] == pytest.approx(1.75 / 4)
-    assert metrics["reward/claude_code"] == 0.5
-    assert metrics["contrast/agentloop"] == metrics["contrast/claude_code"] == 1.0
+    for label in ("agentloop", "claude_code"):
+        assert metrics[f"groups/{label}"] == metrics[f"groups_with_contrast/{label}"] == 1
+        assert metrics[f"grad_norm/{label}"] > 0
     assert metrics["tokens"] == 20 + 10 + 2 + 10 + 20
     assert metrics["groups"] == 2
     assert metrics["entropy"] > 0
@@ -126,8 +126,9 @@ def test_unanimous_groups_move_nothing_but_count(policy, tree, group, mixed_grou
 
     assert weight_hash(alone) == before
     assert metrics["grad_norm"] == 0.0
-    assert metrics["contrast/agentloop"] == 0.0
-    assert counted_metrics["contrast/agentloop"] == 0.5
+    assert metrics["groups_with_contrast/agentloop"] == metrics["grad_norm/agentloop"] == 0
+    assert counted_metrics["groups_with_contrast/agentloop"] == 1
+    assert counted_metrics["groups/agentloop"] == 2
     assert ((counted - base * 2 / 3).norm() / base.norm()).item() < 1e-5
     assert ((dropped - base).norm() / base.norm()).item() < 1e-5
 
@@ -261,10 +262,19 @@ def test_gradient_that_is_not_finite_is_skipped_and_counted(policy, mixed_groups
 
 
 def test_reference_policy_pulls_the_policy_back(policy, model, mixed_groups):
-    optimizer = Grpo(GrpoConfig(beta=1.0))
+    def kl(reference_seed, estimator):
+        tested = policy(seed=0)
+        tested.reference = model(seed=reference_seed).requires_grad_(False)
+        optimizer = Grpo(GrpoConfig(beta=1.0, kl=estimator))
+        return update(tested, mixed_groups, optimizer, UpdateSettings())["kl_ref"]
 
-    metrics = update(policy(), mixed_groups, optimizer, UpdateSettings(), reference=model(seed=9))
-    same = update(policy(), mixed_groups, optimizer, UpdateSettings(), reference=model(seed=0))
+    for estimator in ("exact", "k2", "k3"):
+        assert kl(9, estimator) > 0.01
+        assert kl(0, estimator) == pytest.approx(0.0, abs=1e-6)
 
-    assert metrics["kl_ref"] > 0.01
-    assert same["kl_ref"] == pytest.approx(0.0, abs=1e-6)
+
+def test_a_policy_that_lacks_what_the_optimizer_reads_is_refused(policy, mixed_groups):
+    with pytest.raises(ValueError, match="grpo reads a reference"):
+        update(policy(), mixed_groups, Grpo(GrpoConfig(beta=1.0)), UpdateSettings())
+    with pytest.raises(ValueError, match="ppo asks for a critic"):
+        update(policy(), mixed_groups, Ppo(PpoConfig()), UpdateSettings())

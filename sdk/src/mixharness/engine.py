@@ -105,6 +105,14 @@ class InferenceEngine(Component[ConfigT], ABC):
     def policy_version(self) -> int:
         """Number of the weights that sample now."""
 
+    @property
+    def updates_in_flight(self) -> bool:
+        """Whether `load_weights` may be called while requests are being sampled.
+
+        They are paused then, and go on with the new weights: one generation has several versions.
+        """
+        return False
+
     @abstractmethod
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one completion. Cancelling the await frees the engine's slot within 1 s.
@@ -117,9 +125,10 @@ class InferenceEngine(Component[ConfigT], ABC):
 
     @abstractmethod
     async def load_weights(self, source: Path, policy_version: int) -> None:
-        """Take new weights; the caller has closed the gate, so nothing is being sampled.
+        """Take new weights; the caller has closed the gate.
 
-        `source` is a Hugging Face folder. Cached keys and values of old weights are dropped.
+        Nothing is being sampled meanwhile, unless `updates_in_flight` says that it may. `source` is
+        a Hugging Face folder. Cached keys and values of old weights are dropped.
         """
 
     @abstractmethod

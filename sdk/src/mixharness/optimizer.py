@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from mixharness.component import Component, ConfigT
 from mixharness.types import RolloutGroup
@@ -36,6 +36,9 @@ class Edges:
     """Normalization (group, rollout, token or harness); the loss is a weighted sum over edges."""
     rollout: Tensor
     """Index of the edge's rollout in the optimizer batch (int64)."""
+    kl_ref: Tensor | None = None
+    """KL(π_θ ‖ π_ref) over the full vocabulary at the predicting position; has the gradient. None
+    unless the optimizer's `reference` is "full"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,27 @@ class LossOutput:
 
     loss: Tensor
     metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticSettings:
+    """The value model that an optimizer asks for; the trainer makes, trains and saves it.
+
+    V(s_t) is read where the trained token t is predicted from, before it is sampled. The value loss
+    is the squared error to the optimizer's `returns`, normalized as the policy's loss is.
+    """
+
+    trunk: Literal["separate", "shared"] = "separate"
+    """`separate`: the policy's architecture with weights of its own, which begin as the policy's.
+    `shared`: one linear head on the policy's last hidden states."""
+    lr: float = 5e-4
+    """Learning rate of the head, and of a separate trunk."""
+    coefficient: float = 0.5
+    """Weight of the value loss."""
+    pretraining_steps: int = 0
+    """First updates, in which only the critic learns; of a shared trunk the head alone."""
+    pretraining_passes: int = 1
+    """Passes over the batch of such an update."""
 
 
 class Optimizer(Component[ConfigT], ABC):
@@ -56,6 +80,24 @@ class Optimizer(Component[ConfigT], ABC):
     normalization: ClassVar[str] = "group"
     """Default of `loss_normalization`: `group`, `rollout`, `token` or `harness`."""
 
+    @property
+    def reference(self) -> Literal["none", "sampled", "full"]:
+        """Say what the loss reads of the policy as it was when the run began.
+
+        `sampled`: `Edges.logp_ref`; `full`: `Edges.kl_ref` as well.
+        """
+        return "none"
+
+    @property
+    def critic(self) -> CriticSettings | None:
+        """Return the critic whose values `advantages` needs; None when it needs none."""
+        return None
+
+    def returns(self, group: RolloutGroup) -> list[list[float]]:
+        """Return what the critic learns to predict, in the shape of the advantages: the reward."""
+        pairs = zip(group.rewards, group.trees, strict=True)
+        return [[reward] * tree.trained_tokens for reward, tree in pairs]
+
     @abstractmethod
     def advantages(
         self, group: RolloutGroup, values: Sequence[Sequence[float]] | None = None
@@ -63,7 +105,7 @@ class Optimizer(Component[ConfigT], ABC):
         """Return one list per rollout with one advantage per trained token.
 
         Tokens are in tree order (nodes in order, trained ones only). `values`, in the same shape,
-        come from a critic. Torch-free, called once per group and step.
+        come from the critic. Torch-free, called once per group and step.
         """
 
     @abstractmethod

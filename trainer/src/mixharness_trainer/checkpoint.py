@@ -1,7 +1,7 @@
 """Saves and resumes all that training depends on, without pickle. Publishing is weights.py's.
 
 A checkpoint is a Hugging Face folder, which any engine loads, with a subfolder `trainer/` for
-AdamW's state, the random state and the counters.
+AdamW's state, the random state and the counters, and for the critic with all of its own.
 """
 
 from __future__ import annotations
@@ -20,12 +20,25 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mixharness.errors import ConfigError
+from mixharness.optimizer import CriticSettings
 from mixharness.weights_rules import note_rules
+from mixharness_trainer.adamw import restore_adamw
+from mixharness_trainer.critic import Critic
 from mixharness_trainer.policy import Policy, optimizer_state
 
 log = structlog.get_logger()
 
 _STATE, _TENSORS = "trainer/state.json", "trainer/state.safetensors"
+_CRITIC = "trainer/critic.safetensors"
+
+
+class CriticState(BaseModel):
+    """What of the critic is no tensor."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    settings: CriticSettings
+    updates: int
 
 
 class CheckpointState(BaseModel):
@@ -42,6 +55,7 @@ class CheckpointState(BaseModel):
     gap_history: list[float]
     render_rules: list[str]
     """Rules that shaped what the policy read, as `name@version`."""
+    critic: CriticState | None = None
     loop: dict[str, Any]
     """What the train loop wants back, e.g. the tasks still to come."""
 
@@ -65,6 +79,8 @@ def save_checkpoint(
     note_rules(target, render_rules)
     (target / "trainer").mkdir()
     save_file(_tensors(policy), target / _TENSORS)
+    if policy.critic is not None:
+        save_file(_contiguous(policy.critic.tensors()), target / _CRITIC)
     state = _state(policy, render_rules, loop or {})
     (target / _STATE).write_text(state.model_dump_json(indent=2) + "\n")
     for file in (path for path in target.rglob("*") if path.is_file()):
@@ -97,11 +113,17 @@ def load_checkpoint(folder: Path, *, device: str = "auto") -> tuple[Policy, Chec
     policy.step, policy.version = state.step, state.policy_version
     policy.gap_alarm.history[:] = state.gap_history
     _restore(policy, load_file(folder / _TENSORS))
+    if state.critic is not None:
+        policy.critic = Critic.new(state.critic.settings, policy.model)
+        policy.critic.updates = state.critic.updates
+        policy.critic.restore(load_file(folder / _CRITIC))
     return policy, state
 
 
 def _state(policy: Policy, render_rules: Sequence[str], loop: Mapping[str, Any]) -> CheckpointState:
-    adam = policy.adamw.param_groups[0]
+    adam, critic = policy.adamw.param_groups[0], None
+    if policy.critic is not None:
+        critic = CriticState(settings=policy.critic.settings, updates=policy.critic.updates)
     return CheckpointState(
         step=policy.step,
         policy_version=policy.version,
@@ -110,6 +132,7 @@ def _state(policy: Policy, render_rules: Sequence[str], loop: Mapping[str, Any])
         weight_decay=adam["weight_decay"],
         gap_history=policy.gap_alarm.history,
         render_rules=list(render_rules),
+        critic=critic,
         loop=dict(loop),
     )
 
@@ -119,6 +142,10 @@ def _tensors(policy: Policy) -> dict[str, Tensor]:
     tensors["rng.cpu"] = torch.get_rng_state()
     if policy.model.device.type == "cuda":
         tensors["rng.cuda"] = torch.cuda.get_rng_state(policy.model.device)
+    return _contiguous(tensors)
+
+
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
@@ -127,9 +154,5 @@ def _restore(policy: Policy, tensors: dict[str, Tensor]) -> None:
     cuda = tensors.pop("rng.cuda", None)
     if cuda is not None and policy.model.device.type == "cuda":
         torch.cuda.set_rng_state(cuda, policy.model.device)
-    parameters = dict(policy.model.named_parameters())
-    for name, tensor in tensors.items():
-        parameter, key = name.removeprefix("adamw.").rsplit(".", 1)
-        # AdamW keeps its step counter on the CPU, whatever the parameter's device.
-        device = "cpu" if key == "step" else parameters[parameter].device
-        policy.adamw.state[parameters[parameter]][key] = tensor.to(device)
+    state = {name.removeprefix("adamw."): tensor for name, tensor in tensors.items()}
+    restore_adamw(policy.adamw, dict(policy.model.named_parameters()), state)

@@ -35,6 +35,8 @@ class Member:
     """Index in the optimizer batch."""
     weight: float = 1.0
     """Normalization of one token (loss.py)."""
+    returns: Sequence[float] = ()
+    """What a critic should say at each trained token, in tree order; empty without a critic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,8 @@ class PackedBatch:
     version_E: Tensor
     advantage_E: Tensor
     weight_E: Tensor
+    return_E: Tensor
+    """0 without a critic."""
 
     @property
     def num_tokens(self) -> int:
@@ -226,6 +230,7 @@ _EDGE_TYPES = {
     "version_E": torch.int64,
     "advantage_E": torch.float32,
     "weight_E": torch.float32,
+    "return_E": torch.float32,
 }
 
 
@@ -283,6 +288,7 @@ class _Writer:
             "version_E": _versions(node),
             "advantage_E": (node.credit * a for a in member.advantages[token : token + count]),
             "weight_E": [member.weight] * count,
+            "return_E": member.returns[token : token + count] or [0.0] * count,
         }
         for name, values in columns.items():
             self.edges[name] += values

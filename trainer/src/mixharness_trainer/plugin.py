@@ -1,4 +1,4 @@
-"""What the trainer registers: its engine and its optimizers. torch is imported only when asked."""
+"""What the trainer registers: its engines and its optimizers. torch is imported only when asked."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from mixharness.optimizer import Optimizer
 
 @hookimpl
 def register_engines() -> Sequence[type[InferenceEngine[Any]]]:
-    """Return the engine `hf`."""
+    """Return `hf` and `vllm`."""
     from mixharness_trainer.engines.hf import HfEngine
+    from mixharness_trainer.engines.vllm import VllmEngine
 
-    return [HfEngine]
+    return [HfEngine, VllmEngine]
 
 
 @hookimpl
 def register_optimizers() -> Sequence[type[Optimizer[Any]]]:
-    """Return `grpo` and `sft`."""
+    """Return `grpo`, `ppo` and `sft`."""
     from mixharness_trainer.optimizers.grpo import Grpo
+    from mixharness_trainer.optimizers.ppo import Ppo
     from mixharness_trainer.optimizers.sft import Sft
 
-    return [Grpo, Sft]
+    return [Grpo, Ppo, Sft]

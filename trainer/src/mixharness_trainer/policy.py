@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import structlog
 import torch
@@ -20,7 +21,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from mixharness.optimizer import Optimizer
+from mixharness_trainer.adamw import adamw_state
 from mixharness_trainer.attention import TREE_ATTENTION, Layout, layout_for
+from mixharness_trainer.critic import Critic
 from mixharness_trainer.loss import GapAlarm
 
 log = structlog.get_logger()
@@ -52,6 +56,10 @@ class Policy:
     step: int = 0
     """Updates done."""
     gap_alarm: GapAlarm = field(default_factory=GapAlarm)
+    reference: PreTrainedModel | None = None
+    """The policy as the run began, frozen; only for an optimizer that reads it."""
+    critic: Critic | None = None
+    """The value model; only for an optimizer that asks for one."""
 
     @classmethod
     def load(
@@ -70,22 +78,26 @@ class Policy:
         """
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        on_cuda = device.startswith("cuda")
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.bfloat16 if on_cuda else torch.float32,
-            attn_implementation="sdpa",
-        )
-        layout, reason = layout_for(model.config)
-        if layout is Layout.TREE:
-            model.set_attn_implementation("flex_attention" if on_cuda else TREE_ATTENTION)
-        log.info("policy_loaded", layout=layout.value, reason=reason, device=device)
-        model.to(device)  # type: ignore[arg-type]
-        model.eval()  # no dropout, ever: three passes must see one function
+        model, layout = _load_model(folder, device)
         adamw = torch.optim.AdamW(model.parameters(), lr=lr, betas=betas, weight_decay=weight_decay)
         files = [Path(folder, name) for name in TOKENIZER_FILES]
         contents = {file.name: file.read_bytes() for file in files if file.exists()}
         return cls(model=model, adamw=adamw, layout=layout, tokenizer_files=contents)
+
+    def equip(self, optimizer: Optimizer[Any], folder: Path) -> None:
+        """Load the reference and make the critic that the optimizer asks for, if any.
+
+        A critic that a checkpoint brought along is kept.
+
+        Args:
+            optimizer: of the run.
+            folder: the policy's as the run began.
+        """
+        if optimizer.reference != "none":
+            model, _ = _load_model(folder, str(self.model.device))
+            self.reference = model.requires_grad_(False)
+        if optimizer.critic is not None and self.critic is None:
+            self.critic = Critic.new(optimizer.critic, self.model)
 
     @property
     def lr(self) -> float:
@@ -104,23 +116,37 @@ class Policy:
             Path(folder, name).write_bytes(content)
 
 
+def _load_model(folder: Path, device: str) -> tuple[PreTrainedModel, Layout]:
+    on_cuda = device.startswith("cuda")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.bfloat16 if on_cuda else torch.float32,
+        attn_implementation="sdpa",
+    )
+    layout, reason = layout_for(model.config)
+    if layout is Layout.TREE:
+        model.set_attn_implementation("flex_attention" if on_cuda else TREE_ATTENTION)
+    log.info("policy_loaded", layout=layout.value, reason=reason, device=device)
+    model.to(device)
+    model.eval()  # no dropout, ever: three passes must see one function
+    return model, layout
+
+
 def weight_hash(policy: Policy) -> str:
     """Return a SHA-256 over all weights, names included."""
     return _hash(policy.model.named_parameters())
 
 
 def optimizer_hash(policy: Policy) -> str:
-    """Return a SHA-256 over AdamW's state, names included."""
-    return _hash(optimizer_state(policy).items())
+    """Return a SHA-256 over AdamW's state and all of the critic, names included."""
+    critic = policy.critic.tensors() if policy.critic is not None else {}
+    named = {f"critic.{name}": tensor for name, tensor in critic.items()}
+    return _hash((optimizer_state(policy) | named).items())
 
 
 def optimizer_state(policy: Policy) -> dict[str, Tensor]:
     """Return AdamW's tensors as `<parameter>.<state>`; empty before the first step."""
-    return {
-        f"{name}.{key}": value
-        for name, parameter in policy.model.named_parameters()
-        for key, value in policy.adamw.state.get(parameter, {}).items()
-    }
+    return adamw_state(policy.adamw, dict(policy.model.named_parameters()))
 
 
 def _hash(tensors: Iterable[tuple[str, Tensor]]) -> str:

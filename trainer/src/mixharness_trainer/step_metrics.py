@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -11,20 +11,27 @@ from mixharness.rollout.types import HarnessSlot
 from mixharness.types import Rollout, RolloutGroup
 from mixharness_trainer.groups import Grouped
 
-CONTRAST = 1e-6
-"""Rewards of a group that differ by less teach nothing."""
-
 
 def step_metrics(
-    slots: Sequence[HarnessSlot], rollouts: Sequence[Rollout], grouped: Grouped
+    slots: Sequence[HarnessSlot],
+    rollouts: Sequence[Rollout],
+    grouped: Grouped,
+    learned: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return reward, contrast and failures per harness label.
 
-    `contrast/<label>` is the share of that harness's groups whose rewards differ; where it is 0,
+    `contrast/<label>` is the share of that harness's groups that teach anything; where it is 0,
     `contrast_note/<label>` says why.
+
+    Args:
+        slots: the run's.
+        rollouts: all of the step.
+        grouped: those that the update saw.
+        learned: the update's figures; empty when there was none.
     """
     calls = sum(len(rollout.calls) for rollout in rollouts)
-    metrics: dict[str, Any] = {"rollouts": len(rollouts), "calls": calls}
+    refilled = sum(rollout.refill > 0 for rollout in rollouts)
+    metrics: dict[str, Any] = {"rollouts": len(rollouts), "refilled": refilled, "calls": calls}
     by_label: dict[str, list[RolloutGroup]] = defaultdict(list)
     for group in grouped.groups:
         by_label[group.key.harness].append(group)
@@ -32,11 +39,11 @@ def step_metrics(
         label, groups = slot.label, by_label[slot.label]
         mine = [r for r in rollouts if r.key.harness == label]
         usable = [r.reward for r in mine if r.usable]
-        contrasts = [max(g.rewards) - min(g.rewards) > CONTRAST for g in groups]
+        with_contrast = learned.get(f"groups_with_contrast/{label}", 0)
         metrics[f"reward/{label}"] = fmean(usable) if usable else None
-        metrics[f"contrast/{label}"] = fmean(contrasts) if contrasts else 0.0
+        metrics[f"contrast/{label}"] = with_contrast / len(groups) if groups else 0.0
         metrics[f"failures/{label}"] = sum(r.failure is not None for r in mine)
-        if not any(contrasts):
+        if not with_contrast:
             metrics[f"contrast_note/{label}"] = _why_no_contrast(groups)
     kinds = Counter(str(r.failure.kind) for r in rollouts if r.failure)
     return metrics | {"failures_by_kind": dict(kinds), "dropped": grouped.dropped}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import orjson
 
+from mixharness.exclusions import exclusions
 from mixharness.rollout.store import write_atomically
-from mixharness.runs import load_rollouts, pruning_of
+from mixharness.runs import load_rollouts, load_set_aside, pruning_of
 from mixharness.stats import paired_difference
 from mixharness.tree.audit import audit
+from mixharness.types import FailureClass, FailureKind
 from mixharness.viewer import write_report
 from mixharness_trainer.policy import Policy, optimizer_hash, weight_hash
 
@@ -26,7 +30,8 @@ class Outcome:
 
     before: Scores
     after: Scores
-    steps: int
+    history: Sequence[Mapping[str, Any]]
+    """The metrics of each step."""
     wall_s: float
 
 
@@ -34,29 +39,54 @@ def write_summary(run_dir: Path, policy: Policy, outcome: Outcome) -> dict[str, 
     """Write `summary.json` and `report.html` into the run folder; return the summary.
 
     `diff_low` and `diff_high` bound the 95 % interval of the difference, paired over tasks. The
-    fidelity figures are over all rollouts of the run, evaluation included.
+    fidelity figures, and `kept` against `excluded`, are over all rollouts of the run, evaluation
+    included. `grad_norm` is the mean over the steps, as in `update`.
     """
+    rollouts, pruning = load_rollouts(run_dir), pruning_of(run_dir)
+    excluding = exclusions(rollouts, load_set_aside(run_dir), pruning)
     harnesses: dict[str, dict[str, Any]] = {}
-    for label, figures in audit(load_rollouts(run_dir), pruning_of(run_dir)).items():
+    for label, figures in audit(rollouts, pruning).items():
         harnesses[label] = {
             **_gain(outcome.before.get(label, {}), outcome.after.get(label, {})),
             "rollouts": figures.rollouts,
             "failures": sum(figures.failures.values()),
             "failures_by_kind": dict(figures.failures),
+            "infra_failures": _of_infra(figures.failures),
+            **asdict(excluding[label]),
             "bridge_rate": figures.bridge_rate,
             "delivered_fraction": figures.delivered_fraction,
             "unexplained_loss": figures.unexplained_loss,
+            "groups": int(sum(_series(outcome, f"groups/{label}"))),
+            "groups_with_contrast": int(sum(_series(outcome, f"groups_with_contrast/{label}"))),
+            "grad_norm": _mean_of(_series(outcome, f"grad_norm/{label}")),
         }
     summary = {
         "harnesses": harnesses,
         "wall_s": round(outcome.wall_s, 1),
-        "steps": outcome.steps,
+        "steps": len(outcome.history),
+        "grad_norm": _mean_of(_series(outcome, "grad_norm")),
         "weight_hash": weight_hash(policy),
         "optimizer_hash": optimizer_hash(policy),
     }
     write_atomically(run_dir / "summary.json", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     write_report(run_dir)
     return summary
+
+
+def _of_infra(failures: Mapping[str, int]) -> int:
+    """Count rollouts that ended with an infrastructure failure, after all retries."""
+    infra = FailureClass.INFRA
+    return sum(n for kind, n in failures.items() if FailureKind(kind).failure_class is infra)
+
+
+def _series(outcome: Outcome, key: str) -> list[float]:
+    """Return the finite values of a figure, step by step."""
+    values = (step.get(key) for step in outcome.history)
+    return [float(value) for value in values if value is not None and math.isfinite(value)]
+
+
+def _mean_of(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
 
 
 def _gain(before: dict[str, list[float]], after: dict[str, list[float]]) -> dict[str, Any]:

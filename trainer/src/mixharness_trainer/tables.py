@@ -39,6 +39,9 @@ class TrainerTable(Table):
     epochs: int = Field(1, gt=0)
     loss_normalization: Literal["group", "rollout", "token", "harness"] | None = None
     """None: the optimizer's own default."""
+    drop_unanimous: bool = False
+    """Take groups without any advantage out of the loss's denominators. It does not apply to an
+    optimizer with a critic, for which such groups teach like others."""
     max_tokens_per_batch: int = Field(8192, gt=0)
     """Packed tokens of one forward pass; only memory and speed depend on it."""
     checkpoint_every: int = Field(10, gt=0)

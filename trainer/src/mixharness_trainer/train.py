@@ -21,7 +21,7 @@ from rich.console import Console
 
 from mixharness.assemble import build
 from mixharness.config import RunConfig
-from mixharness.errors import EngineError
+from mixharness.errors import ConfigError, EngineError
 from mixharness.interrupt import run_interruptible
 from mixharness.logs import logs_to
 from mixharness.optimizer import Optimizer
@@ -35,6 +35,7 @@ from mixharness_trainer.checkpoint import save_checkpoint
 from mixharness_trainer.cold_start import ColdStart, cold_start
 from mixharness_trainer.groups import group_rollouts
 from mixharness_trainer.policy import Policy
+from mixharness_trainer.self_test import SelfTestError, self_test
 from mixharness_trainer.step_metrics import step_metrics
 from mixharness_trainer.summary import Outcome, Scores, write_summary
 from mixharness_trainer.tables import EvalTable, PolicyTable, TrainerTable
@@ -78,7 +79,10 @@ async def _train(config: RunConfig, registry: Registry, run_dir: Path) -> dict[s
     with RunProgress(total_steps=settings.steps, harnesses=labels) as progress:
         folder = await _policy_folder(config, registry, run_dir, progress)
         policy = Policy.load(folder, lr=settings.lr, weight_decay=settings.weight_decay)
+        policy.equip(optimizer, folder)
         async with open_run(_with_model(config, folder), registry, run_dir) as run:
+            await _prove(run, policy)
+            history: list[dict[str, Any]] = []
             before = await _held_out(run, "eval-before", progress)
             progress.stage(optimizer.name)
             batches = task_batches(
@@ -89,6 +93,7 @@ async def _train(config: RunConfig, registry: Registry, run_dir: Path) -> dict[s
             )
             for step, tasks in enumerate(batches, start=1):
                 metrics = await _step(run, policy, optimizer, tasks, step, _counter(progress))
+                history.append(metrics)
                 run.trackers.log(metrics, step)
                 progress.step(metrics)
                 if step % settings.checkpoint_every == 0 or step == settings.steps:
@@ -96,7 +101,7 @@ async def _train(config: RunConfig, registry: Registry, run_dir: Path) -> dict[s
                     save_checkpoint(policy, run_dir / "checkpoint", render_rules=rules)
             after = await _held_out(run, "eval-after", progress)
     wall_s = time.monotonic() - started
-    outcome = Outcome(before=before, after=after, steps=settings.steps, wall_s=wall_s)
+    outcome = Outcome(before=before, after=after, history=history, wall_s=wall_s)
     return write_summary(run_dir, policy, outcome)
 
 
@@ -128,11 +133,25 @@ async def _step(
         "step": step,
         "stage": optimizer.name,
         **learned,
-        **step_metrics(run.slots, rollouts, grouped),
+        **step_metrics(run.slots, rollouts, grouped, learned),
         "policy_version": run.engine.policy_version,
         "time/rollout_s": round(collected - began, 3),
         "time/update_s": round(time.monotonic() - collected, 3),
     }
+
+
+async def _prove(run: Run, policy: Policy) -> None:
+    """Refuse to train on an engine that says what the trainer does not find true.
+
+    Raises:
+        ConfigError: with what differs.
+    """
+    if run.engine.fake_logprobs:
+        return
+    try:
+        await self_test(policy, run.engine)
+    except SelfTestError as exc:
+        raise ConfigError(str(run.config.path), [("engine", str(exc))]) from exc
 
 
 async def _publish(run: Run, policy: Policy, version: int) -> bool:
@@ -218,6 +237,7 @@ def _update_settings(table: TrainerTable) -> UpdateSettings:
         minibatches=table.minibatches,
         epochs=table.epochs,
         loss_normalization=table.loss_normalization,
+        drop_unanimous=table.drop_unanimous,
         max_tokens_per_batch=table.max_tokens_per_batch,
     )
 

@@ -2,31 +2,34 @@
 
 Publishing the weights is weights.py; which rollouts to collect is the train loop's.
 
-Shapes: E edges of a packed batch.
+Shapes: E edges of a packed batch, R rollouts of the optimizer batch, X hidden size.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections import defaultdict
+import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count
-from statistics import fmean
+from dataclasses import dataclass, replace
+from itertools import chain, count
 from typing import Any
 
 import structlog
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from mixharness.errors import ConfigError
 from mixharness.optimizer import Edges, Optimizer
 from mixharness.types import RolloutGroup
-from mixharness_trainer.edges import edge_values
-from mixharness_trainer.loss import GroupCounts, gap_metrics, token_weights
+from mixharness_trainer.critic import Critic
+from mixharness_trainer.edges import edge_states, edge_values, head_divergence, head_values
+from mixharness_trainer.loss import GroupCounts, token_weights
 from mixharness_trainer.packing import Member, PackedBatch, pack
 from mixharness_trainer.policy import Policy
+from mixharness_trainer.update_metrics import UpdateFigures
+from mixharness_trainer.values import group_values, value_metrics
 
 log = structlog.get_logger()
 
@@ -44,7 +47,7 @@ class UpdateSettings:
     max_tokens_per_batch: int = 8192
     """Tokens of one forward pass. Changes speed and memory, never the gradient."""
     drop_unanimous: bool = False
-    """Take groups without any advantage out of the loss's denominators."""
+    """Take groups without any advantage out of the loss's denominators; not with a critic."""
     fake_logprobs: bool = False
     """The rollouts' log-probs are made up (the engine says so)."""
 
@@ -54,15 +57,20 @@ def update(
     groups: Sequence[RolloutGroup],
     optimizer: Optimizer[Any],
     settings: UpdateSettings,
-    reference: PreTrainedModel | None = None,
 ) -> dict[str, float]:
     """Update the policy once by the whole mixed batch and return the step's figures.
 
     Advantages are taken group by group, denominators over the whole batch (TOKENS_AND_TREES
-    section 5). Nothing moves when no group is left or no token is trained.
+    section 5). Nothing moves when no group is left or no token is trained. `grad_norm` is that of
+    the parameters' gradient; `grad_norm/<harness>` that of the loss's gradient with respect to the
+    log-probs of that harness's tokens: above 0 exactly when the harness has a say in the update.
+
+    A critic says its values before anything moves, and learns beside the policy, minibatch by
+    minibatch; in its pretraining it learns alone.
 
     Raises:
         ConfigError: a policy gradient on made-up log-probs, or an unknown normalization.
+        ValueError: the policy was not equipped for this optimizer (`Policy.equip`).
         GapError: engine and trainer have disagreed for too many steps.
     """
     if settings.fake_logprobs and optimizer.uses_logprobs:
@@ -71,10 +79,13 @@ def update(
             "makes them up; use an engine that samples, or the optimizer sft"
         )
         raise ConfigError("the run file", [("optimizer.name", message)])
+    _check_equipped(policy, optimizer)
     kept = [group for group in groups if len(group.rollouts) >= optimizer.min_group_size]
-    scored = [_score(group, optimizer) for group in kept]
-    step = _Step(policy, optimizer, settings, reference)
-    step.run(_weigh(scored, settings, settings.loss_normalization or optimizer.normalization))
+    scored, valued = _score(policy, kept, optimizer, settings)
+    normalization = settings.loss_normalization or optimizer.normalization
+    drop = settings.drop_unanimous and optimizer.critic is None
+    weighed = _weigh([s for s in scored if s.has_contrast or not drop], normalization)
+    figures = _Step(policy, optimizer, settings).run(weighed)
     policy.step += 1
     totals = {
         "groups": len(kept),
@@ -82,7 +93,14 @@ def update(
         "rollouts": sum(len(group.rollouts) for group in kept),
         "lr": policy.lr,
     }
-    return {**totals, **_harness_metrics(kept, scored), **step.metrics()}
+    return {**totals, **_harness_metrics(scored), **figures, **valued}
+
+
+def _check_equipped(policy: Policy, optimizer: Optimizer[Any]) -> None:
+    if optimizer.critic is not None and policy.critic is None:
+        raise ValueError(f"optimizer {optimizer.name} asks for a critic; call Policy.equip first")
+    if optimizer.reference != "none" and policy.reference is None:
+        raise ValueError(f"optimizer {optimizer.name} reads a reference; call Policy.equip first")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,31 +119,45 @@ def _has_contrast(members: Sequence[Member]) -> bool:
     return any(any(member.advantages) for member in members)
 
 
-def _score(group: RolloutGroup, optimizer: Optimizer[Any]) -> _Scored:
-    advantages = optimizer.advantages(group)
+def _score(
+    policy: Policy,
+    groups: Sequence[RolloutGroup],
+    optimizer: Optimizer[Any],
+    settings: UpdateSettings,
+) -> tuple[list[_Scored], dict[str, float]]:
+    """Return each group with its advantages, and what is to be said of the critic's values."""
+    if optimizer.critic is None:
+        return [_members(group, optimizer, None) for group in groups], {}
+    began = time.monotonic()
+    values = group_values(policy, groups, settings.max_tokens_per_batch)
+    took = {"time/values_s": time.monotonic() - began}
+    scored = [_members(g, optimizer, rows) for g, rows in zip(groups, values, strict=True)]
+    returns = [[member.returns for member in item.members] for item in scored]
+    return scored, {**value_metrics(values, returns), **took}
+
+
+def _members(
+    group: RolloutGroup, optimizer: Optimizer[Any], values: Sequence[Sequence[float]] | None
+) -> _Scored:
+    advantages = optimizer.advantages(group, values)
     expected = [tree.trained_tokens for tree in group.trees]
-    if [len(values) for values in advantages] != expected:
+    if [len(row) for row in advantages] != expected:
         raise ValueError(f"optimizer {optimizer.name} must give one advantage per trained token")
-    columns = zip(group.rollouts, group.trees, advantages, strict=True)
+    returns = [[]] * len(expected) if values is None else optimizer.returns(group)
+    columns = zip(group.rollouts, group.trees, advantages, returns, strict=True)
     harness = group.key.harness
     members = [
-        Member(rollout_id=r.id, tree=tree, advantages=row, harness=harness)
-        for r, tree, row in columns
+        Member(rollout_id=r.id, tree=tree, advantages=row, harness=harness, returns=goal)
+        for r, tree, row, goal in columns
     ]
     if not optimizer.uses_logprobs:  # a likelihood has no baseline: what it ignores is no sample
         members = [member for member in members if any(member.advantages)]
     return _Scored(harness=harness, members=members)
 
 
-def _weigh(
-    scored: Sequence[_Scored], settings: UpdateSettings, normalization: str
-) -> list[list[Member]]:
+def _weigh(scored: Sequence[_Scored], normalization: str) -> list[list[Member]]:
     """Number and weigh the rollouts of the batch, denominators over all of it."""
-    counted = [
-        item
-        for item in scored
-        if item.members and (item.has_contrast or not settings.drop_unanimous)
-    ]
+    counted = [item for item in scored if item.members]
     counts = [
         GroupCounts(harness=s.harness, tokens=[m.tree.trained_tokens for m in s.members])
         for s in counted
@@ -140,37 +172,38 @@ def _weigh(
     ]
 
 
-def _harness_metrics(groups: Sequence[RolloutGroup], scored: Sequence[_Scored]) -> dict[str, float]:
-    """Return mean reward and share of groups with contrast, per harness."""
-    rewards: dict[str, list[float]] = defaultdict(list)
-    contrasts: dict[str, list[float]] = defaultdict(list)
-    for group, item in zip(groups, scored, strict=True):
-        rewards[group.key.harness] += group.rewards
-        contrasts[group.key.harness].append(float(item.has_contrast))
-    means = {f"reward/{harness}": fmean(values) for harness, values in rewards.items()}
-    return means | {f"contrast/{harness}": fmean(values) for harness, values in contrasts.items()}
+def _harness_metrics(scored: Sequence[_Scored]) -> dict[str, int]:
+    """Return the number of groups, and of those that teach anything, per harness."""
+    metrics: Counter[str] = Counter()
+    for item in scored:
+        metrics[f"groups/{item.harness}"] += 1
+        metrics[f"groups_with_contrast/{item.harness}"] += item.has_contrast
+    return dict(metrics)
 
 
-@dataclass(slots=True)
 class _Step:
-    """The passes over one optimizer batch, and the sums its figures are made of."""
+    """The passes over one optimizer batch."""
 
-    policy: Policy
-    optimizer: Optimizer[Any]
-    settings: UpdateSettings
-    reference: PreTrainedModel | None
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Edge-weighted sums of what is averaged over edges."""
-    grad_norms: list[float] = field(default_factory=list)
-    gaps: list[tuple[PackedBatch, Tensor]] = field(default_factory=list)
-    """Batches of the first epoch with their log π_old [E]."""
-    harness_of: dict[int, str] = field(default_factory=dict)
-    """Rollout index to harness label."""
+    def __init__(self, policy: Policy, optimizer: Optimizer[Any], settings: UpdateSettings) -> None:
+        self.policy, self.optimizer, self.settings = policy, optimizer, settings
+        self.critic = policy.critic if optimizer.critic is not None else None
 
-    def run(self, groups: list[list[Member]]) -> None:
-        """Take `epochs` times `minibatches` steps."""
-        self.harness_of = {m.rollout: m.harness for members in groups for m in members}
+    def run(self, groups: list[list[Member]]) -> dict[str, float]:
+        """Take the steps and return their figures."""
         minibatches = [self._pack(part) for part in self._deal(groups)]
+        harness_of = {m.rollout: m.harness for members in groups for m in members}
+        self.figures = UpdateFigures(passes=self.settings.epochs, harness_of=harness_of)
+        if self.critic is not None and self.critic.pretraining:
+            self._pretrain(self.critic, minibatches)
+        else:
+            self._train(minibatches)
+        if self.critic is not None and any(minibatches):
+            self.critic.updates += 1
+        gap = self.figures.gap(self.policy) if self.optimizer.uses_logprobs else {}
+        return {**self.figures.metrics(), **gap}
+
+    def _train(self, minibatches: list[list[PackedBatch]]) -> None:
+        """Take `epochs` times `minibatches` steps, the critic's along with the policy's."""
         olds: list[list[Tensor | None]] = [[None] * len(part) for part in minibatches]
         if self.settings.epochs * len(minibatches) > 1:
             olds = [[self._frozen(batch) for batch in part] for part in minibatches]
@@ -179,6 +212,20 @@ class _Step:
                 for batch, old_E in zip(batches, old, strict=True):
                     self._accumulate(batch, old_E, scale=len(minibatches), first=epoch == 0)
                 self._descend()
+                self._descend_critic()
+
+    def _pretrain(self, critic: Critic, minibatches: list[list[PackedBatch]]) -> None:
+        """Let the critic learn alone; of the policy, only its gap to the engine is looked at."""
+        self.figures.passes = 1
+        self.figures.critic_passes = critic.settings.pretraining_passes
+        for batch in chain.from_iterable(minibatches):
+            self.figures.note(batch, {})
+            self.figures.gaps.append((batch, self._frozen(batch)))
+        for _ in range(critic.settings.pretraining_passes):
+            for batches in minibatches:
+                for batch in batches:
+                    self._value_pass(critic, batch, len(minibatches))
+                self._descend_critic()
 
     def _deal(self, groups: list[list[Member]]) -> list[list[list[Member]]]:
         """Deal whole groups to minibatches, in an order that depends on the step alone."""
@@ -203,103 +250,95 @@ class _Step:
         return [batch.to(policy.model.device) for batch in batches]
 
     @torch.no_grad()
-    def _frozen(self, batch: PackedBatch, model: PreTrainedModel | None = None) -> Tensor:
-        return edge_values(model or self.policy.model, batch, self.policy.layout)[0]
+    def _frozen(self, batch: PackedBatch) -> Tensor:
+        return edge_values(self.policy.model, batch, self.policy.layout)[0]
 
     def _accumulate(
         self, batch: PackedBatch, old_E: Tensor | None, *, scale: int, first: bool
     ) -> None:
         """Add one packed batch's gradient; `scale` undoes the cut into minibatches."""
-        logp_E, entropy_E = edge_values(self.policy.model, batch, self.policy.layout)
+        states_EX = edge_states(self.policy.model, batch, self.policy.layout)
+        reads, logp_ref_E = self._read(batch, states_EX)
         # The loss is taken on leaves: where it asks for no gradient, the model's backward
         # pass, two thirds of the cost, is left out.
-        leaf_logp_E = logp_E.detach().requires_grad_()
-        leaf_entropy_E = entropy_E.detach().requires_grad_()
-        old_E = logp_E.detach() if old_E is None else old_E
+        leaves = {name: read.detach().requires_grad_() for name, read in reads.items()}
+        old_E = reads["logp"].detach() if old_E is None else old_E
         edges = Edges(
-            logp=leaf_logp_E,
+            **leaves,
             logp_old=old_E,
             logp_rollout=batch.logp_rollout_E,
-            logp_ref=None if self.reference is None else self._frozen(batch, self.reference),
-            entropy=leaf_entropy_E,
+            logp_ref=logp_ref_E,
             advantage=batch.advantage_E,
             weight=batch.weight_E * scale,
             rollout=batch.rollout_E,
         )
         output = self.optimizer.loss(edges)
         output.loss.backward()
-        outputs = [
-            (value, leaf.grad)
-            for value, leaf in ((logp_E, leaf_logp_E), (entropy_E, leaf_entropy_E))
+        outputs: list[tuple[Tensor, Tensor | None]] = [
+            (reads[name], leaf.grad)
+            for name, leaf in leaves.items()
             if leaf.grad is not None and leaf.grad.any()
         ]
+        critic = self.critic
+        if critic is not None and critic.trunk is None:
+            outputs.append((self._value_loss(critic, critic.read(states_EX), batch, scale), None))
         if outputs:
             values, gradients = zip(*outputs, strict=True)
             torch.autograd.backward(values, gradients)
-        self._note(batch, {"entropy": float(entropy_E.detach().mean()), **output.metrics})
-        self.sums["loss"] += float(output.loss.detach()) / (scale * self.settings.epochs)
+        if critic is not None and critic.trunk is not None:
+            self._value_pass(critic, batch, scale)
+        means = {"entropy": float(edges.entropy.detach().mean()), **output.metrics}
+        self.figures.note(batch, means)
+        self.figures.note_pull(batch, edges.logp.grad)
+        self.figures.sums["loss"] += float(output.loss.detach()) / (scale * self.settings.epochs)
         if first:
-            self.gaps.append((batch, old_E))
+            self.figures.gaps.append((batch, old_E))
 
-    def _gap_metrics(self) -> dict[str, float]:
-        """Compare engine and trainer, over all tokens and over those of the current weights.
+    def _read(
+        self, batch: PackedBatch, states_EX: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Return what has a gradient, by its name in `Edges`, and the reference's log-probs."""
+        model, reference = self.policy.model, self.policy.reference
+        logp_E, entropy_E = head_values(model, states_EX, batch)
+        reads = {"logp": logp_E, "entropy": entropy_E}
+        if reference is None or self.optimizer.reference == "none":
+            return reads, None
+        with torch.no_grad():
+            reference_EX = edge_states(reference, batch, self.policy.layout)
+            logp_ref_E, _ = head_values(reference, reference_EX, batch)
+        if self.optimizer.reference == "full":
+            reads["kl_ref"] = head_divergence(model, states_EX, reference, reference_EX, batch)
+        return reads, logp_ref_E
 
-        Raises:
-            GapError: see `GapAlarm`.
-        """
-        if not self.gaps or not self.optimizer.uses_logprobs:
-            return {}
-        old_E = torch.cat([old for _, old in self.gaps])
-        rollout_E = torch.cat([batch.logp_rollout_E for batch, _ in self.gaps])
-        fresh_E = torch.cat([batch.version_E for batch, _ in self.gaps]) == self.policy.version
-        metrics = gap_metrics(old_E, rollout_E)
-        owners = [self.harness_of[i] for b, _ in self.gaps for i in b.rollout_E.tolist()]
-        for harness in dict.fromkeys(owners):
-            own_E = torch.tensor([owner == harness for owner in owners], device=old_E.device)
-            own = gap_metrics(old_E[own_E], rollout_E[own_E])
-            metrics[f"logp_gap/mean_abs/{harness}"] = own["logp_gap/mean_abs"]
-        if fresh_E.any():
-            lag_0 = gap_metrics(old_E[fresh_E], rollout_E[fresh_E])["logp_gap/mean_abs"]
-            metrics["logp_gap/mean_abs_lag_0"] = lag_0
-            self.policy.gap_alarm.observe(lag_0)
-        return metrics
+    def _value_pass(self, critic: Critic, batch: PackedBatch, scale: int) -> None:
+        """Add the gradient of the value loss, from a forward pass of the critic's own."""
+        began = time.monotonic()
+        value_E = critic.values(self.policy.model, batch, self.policy.layout)
+        self._value_loss(critic, value_E, batch, scale).backward()
+        self.figures.sums["time/critic_s"] += time.monotonic() - began
 
-    def _note(self, batch: PackedBatch, figures: dict[str, float]) -> None:
-        self.sums["edges"] += batch.num_edges
-        self.sums["tokens_read"] += batch.num_tokens
-        for name, value in figures.items():
-            self.sums[f"mean {name}"] += value * batch.num_edges
+    def _value_loss(
+        self, critic: Critic, value_E: Tensor, batch: PackedBatch, scale: int
+    ) -> Tensor:
+        loss = critic.loss(value_E, batch, scale)
+        self.figures.sums["critic/loss"] += float(loss.detach()) / scale
+        return critic.settings.coefficient * loss
 
     def _descend(self) -> None:
         """Clip and step; a gradient that is not finite moves nothing and is counted."""
         parameters = list(self.policy.model.parameters())
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
-        self.grad_norms.append(float(norm))
+        self.figures.grad_norms.append(float(norm))
         if torch.isfinite(norm):
             self.policy.adamw.step()
         else:
-            self.sums["steps_skipped"] += 1
+            self.figures.sums["steps_skipped"] += 1
             log.warning("update_skipped", reason="gradient is not finite", step=self.policy.step)
         self.policy.adamw.zero_grad(set_to_none=True)
 
-    def metrics(self) -> dict[str, float]:
-        """Return the figures of the step.
-
-        Raises:
-            GapError: engine and trainer have disagreed for too many steps.
-        """
-        edges = self.sums["edges"] or 1.0
-        means = {
-            name.removeprefix("mean "): value / edges
-            for name, value in self.sums.items()
-            if name.startswith("mean ")
-        }
-        return {
-            "loss": self.sums["loss"],
-            "grad_norm": fmean(self.grad_norms) if self.grad_norms else 0.0,
-            "steps_skipped": self.sums["steps_skipped"],
-            "tokens": self.sums["edges"] / self.settings.epochs,
-            "tokens_read": self.sums["tokens_read"] / self.settings.epochs,
-            **means,
-            **self._gap_metrics(),
-        }
+    def _descend_critic(self) -> None:
+        if self.critic is None:
+            return
+        norm = self.critic.descend(self.settings.max_grad_norm)
+        self.figures.critic_grad_norms.append(norm)
+        self.figures.sums["steps_skipped"] += not math.isfinite(norm)

@@ -30,7 +30,7 @@ async def publish(
     """
     target = folder / f"{version:06d}"
     await anyio.to_thread.run_sync(policy.save, target)
-    async with gate.closed():
+    async with gate.closed(drain=not engine.updates_in_flight):
         with boundary(EngineError, f"engine {engine.name!r}"):
             await engine.load_weights(target, version)
     policy.version = version

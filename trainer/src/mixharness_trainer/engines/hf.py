@@ -19,8 +19,6 @@ from transformers import PreTrainedModel
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from mixharness.chat_template import read_chat_template
-from mixharness.component import ComponentConfig
 from mixharness.engine import (
     EngineTokenizer,
     GenerateRequest,
@@ -32,6 +30,11 @@ from mixharness.engine import (
 from mixharness.errors import EngineError
 from mixharness.types import VersionSpan
 from mixharness_trainer.engines import hf_model
+from mixharness_trainer.engines.model_folder import (
+    ModelFolderConfig,
+    model_folder,
+    read_tokenizer,
+)
 
 log = structlog.get_logger()
 
@@ -45,17 +48,9 @@ _FIRST_REQUEST = GenerateRequest(
 )
 
 
-class HfConfig(ComponentConfig):
+class HfConfig(ModelFolderConfig):
     """Keys of `[engine] name = "hf"`."""
 
-    model: str = ""
-    """Model folder; empty when the run makes the model itself and fills this in."""
-    renderer: str = "qwen3"
-    """A family of chat templates, or `template` for the model folder's own (docs/tokens.md)."""
-    rerender: bool = False
-    """Follow the template to the letter and fork where that changes history; see docs/tokens.md."""
-    context: int = Field(default=0, ge=0)
-    """Longest prompt plus completion in tokens; 0 means the model's own limit."""
     device: str = "auto"
     """`auto` takes a GPU when there is one; float32 on a CPU, bfloat16 on a GPU."""
     threads: int = Field(default=1, ge=1)
@@ -162,26 +157,15 @@ class HfEngine(InferenceEngine[HfConfig]):
         self._fail_waiting("engine hf was stopped")
 
     def _build(self) -> None:
-        if not self.config.model:
-            raise EngineError("engine hf has no model folder: set `model` in [engine]")
-        folder = Path(self.config.model)
+        folder = model_folder(self.config, self.name)
         device = self.config.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         model = hf_model.load_model(folder, device, dtype)
         context = self.config.context or model.config.get_text_config().max_position_embeddings
-        tokenizer = hf_model.load_tokenizer(folder)
+        self._tokenizer = read_tokenizer(self.config, context)
         self._manager = hf_model.make_manager(model, self._batching(model, context))
-        template, special_tokens = read_chat_template(folder)
-        self._tokenizer = EngineTokenizer(
-            tokenizer=tokenizer,
-            renderer=self.config.renderer,
-            context=context,
-            chat_template=template,
-            special_tokens=special_tokens,
-            rerender=self.config.rerender,
-        )
         self._model = model
 
     def _batching(self, model: PreTrainedModel, context: int) -> dict[str, Any]:

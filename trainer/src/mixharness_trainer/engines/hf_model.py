@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -39,10 +38,8 @@ def load_model(folder: Path, device: str, dtype: torch.dtype) -> PreTrainedModel
     """Load a causal language model for sampling.
 
     Raises:
-        EngineError: the folder holds no model, or some of its weights are missing.
+        EngineError: some of the folder's weights are missing.
     """
-    if not (folder / "config.json").is_file():
-        raise EngineError(f"{folder} is not a Hugging Face model folder: it has no config.json")
     disable_progress_bar()
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
@@ -50,18 +47,6 @@ def load_model(folder: Path, device: str, dtype: torch.dtype) -> PreTrainedModel
     if info["missing_keys"]:
         raise EngineError(f"{folder} lacks the weights {sorted(info['missing_keys'])}")
     return model.to(device).eval()
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Read `tokenizer.json` of a model folder.
-
-    Raises:
-        EngineError: there is none.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise EngineError(f"{folder} has no tokenizer.json")
-    return Tokenizer.from_file(str(path))
 
 
 def cache_tokens(model: PreTrainedModel, cache_mb: int) -> int:
