@@ -4,26 +4,36 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := sdk trainer $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 SOURCES := sdk/src $(wildcard plugins/*/src)
+PROGRAMS := claude_code codex openclaw pi
 DEV := hatchling hypothesis mypy pytest ruff
 ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c '$(ENOUGH)' && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-all check fix docs
+.PHONY: help setup quickstart mixed image test test-docker test-all check fix docs
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(VENV)/.claude_code $(VENV)/.codex ## make .venv with all packages, the tools, and the harness programs
+setup: $(foreach p,$(PROGRAMS),$(VENV)/.$(p)) ## make .venv with all packages, the tools, and the harness programs
 
 quickstart: $(VENV)/.claude_code ## the main job: train one small policy in two harnesses (about 14 minutes)
 	$(BIN)/mixharness train configs/quickstart.toml
 
+mixed: setup image ## one policy in four harnesses, in containers (about 8 minutes, needs a Docker engine)
+	$(BIN)/mixharness train configs/mixed.toml
+
+image: $(VENV)/.packages ## make the base image of docker sandboxes, where it is not there
+	$(BIN)/mixharness sandbox build
+
 test: setup ## everything but docker, vllm and gpu (under 15 minutes)
 	$(BIN)/python -m pytest -m "not docker and not vllm and not gpu"
 
-test-all: setup ## everything but gpu
+test-docker: setup image ## what needs a Docker engine
+	$(BIN)/python -m pytest -m "docker and not vllm and not gpu"
+
+test-all: setup image ## everything but gpu
 	$(BIN)/python -m pytest -m "not gpu"
 
 check: $(VENV)/.packages ## lint, format, types, import arrows and budgets
@@ -49,6 +59,6 @@ $(VENV)/.packages: constraints.txt $(addsuffix /pyproject.toml,$(PACKAGES))
 	@touch $@
 
 .SECONDEXPANSION:
-$(VENV)/.claude_code $(VENV)/.codex: $(VENV)/.%: $(VENV)/.packages $$(wildcard plugins/$$*/src/*/*.py)
+$(foreach p,$(PROGRAMS),$(VENV)/.$(p)): $(VENV)/.%: $(VENV)/.packages $$(wildcard plugins/$$*/src/*/*.py)
 	$(BIN)/mixharness harness install $*
 	@touch $@

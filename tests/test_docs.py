@@ -90,6 +90,13 @@ def test_the_readme_shows_the_verifier_of_the_quickstart() -> None:
     assert len(source.read_text().split("\n\n\n")[1].splitlines()) <= 20
 
 
+def test_the_table_of_sandboxes_is_what_their_tests_declare() -> None:
+    render = runpy.run_path(str(DOCS / "render.py"))
+    page = (DOCS / "sandboxes.md").read_text()
+    assert "| `bubblewrap` |" in page
+    assert page == render["with_sandbox_table"](page), "run `make docs`"
+
+
 def test_the_run_files_that_pages_name_are_right() -> None:
     registry = load_plugins()
     for file in (ROOT / "configs").glob("*.toml"):

@@ -32,7 +32,10 @@ async def both_run(seconds):
 )
 async def test_nothing_is_left(bench, temporary, ending, command, kind):
     bench.limits = Limits(agent_s=1.0 if ending == "timeout" else 30.0, wall_s=60)
-    turns = [bench.call("").replace("bash", "fly")] if ending == "failure" else ["Done."]
+    turns = {
+        "failure": [bench.call("").replace("bash", "fly")],
+        "timeout": [bench.call(command)] * 2,  # one command gets half of the agent's time
+    }.get(ending, ["Done."])
     rollout = await bench.run(bench.engine(bench.call(command), *turns))
     assert (rollout.failure.kind if rollout.failure else None) == kind
     assert sleeps("4801") == []
