@@ -1,10 +1,15 @@
-"""Writes docs/config.md from the code: `python docs/render.py`. A test compares page and code."""
+"""Writes docs/config.md, and the table of docs/sandboxes.md, from the code.
+
+Called as `python docs/render.py`; a test compares pages and code.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import os
+import re
+import runpy
 import textwrap
 from dataclasses import fields
 from pathlib import Path
@@ -23,9 +28,13 @@ from mixharness.run_tables import (
     TaskSourceKeys,
     TopLevel,
 )
+from mixharness.testing.contracts.sandbox import Behaviour
 from mixharness.types import Limits
 
 PAGE = Path(__file__).with_name("config.md")
+SANDBOXES_PAGE = Path(__file__).with_name("sandboxes.md")
+SANDBOX_TESTS = Path(__file__).parents[1] / "sdk/tests"
+TABLE = re.compile(r"(<!-- table: .*? -->\n\n)(.*?)(?=\n\n<!-- end of table -->)", re.DOTALL)
 OURS = "agentloop,claude_code,codex,office,trainer"
 HEAD = """# The run file
 
@@ -43,6 +52,8 @@ once, with the path of each, and nothing is started before it is right.
 - `--set key.path=value` overrides any key (entries of a list by number: `harness.0.weight=2`);
   `--seed`, `--engine` and `--optimizer` are short for the commonest. Another engine or optimizer
   drops the other keys of that table.
+- `mixharness rollout` takes `--tasks SOURCE[:PATH]`, `--harness A[,B]` and `--sandbox NAME` too, in
+  place of a file's tables. With them and `--engine` it needs no file at all.
 - `top_p`, `top_k`, penalties and grammars are refused: every log-prob is of
   softmax(logits / temperature) over the full vocabulary.
 """
@@ -66,6 +77,26 @@ def render() -> str:
     lines += _section("### `[[task_source]]`", TaskSourceKeys)
     lines += _parts(registry)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def with_sandbox_table(page: str) -> str:
+    """Return the page on sandboxes with the table of what the backends' tests declare."""
+    local, docker, bubblewrap = (
+        runpy.run_path(str(SANDBOX_TESTS / f"test_{name}_sandbox.py"))
+        for name in ("local", "docker", "bubblewrap")
+    )
+    declared = {
+        "`local`, as root": local["AS_ROOT"],
+        "`local`, as another user": local["AS_ANOTHER"],
+        "`docker`": docker["TestContract"].differs,
+        "`bubblewrap`": bubblewrap["TestContract"].differs,
+    }
+    rows = [["what holds", "where not", *declared], ["---"] * (2 + len(declared))]
+    for each in Behaviour:
+        held = ("no" if each in differs else "yes" for differs in declared.values())
+        rows.append([each.usual, each.instead, *held])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return TABLE.sub(lambda found: found[1] + table, page)
 
 
 def _parts(registry: Registry) -> list[str]:
@@ -124,3 +155,5 @@ def _text(node: ast.stmt | None) -> str:
 if __name__ == "__main__":
     os.environ[PLUGINS_VARIABLE] = OURS
     PAGE.write_text(render(), encoding="utf-8")
+    page = SANDBOXES_PAGE.read_text(encoding="utf-8")
+    SANDBOXES_PAGE.write_text(with_sandbox_table(page), encoding="utf-8")
