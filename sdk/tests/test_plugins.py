@@ -40,9 +40,9 @@ def fake_entry_points(monkeypatch: pytest.MonkeyPatch, **loads: Any) -> None:
 
 def test_built_ins_come_through_the_hooks() -> None:
     registry = load_plugins(installed=False)
-    assert registry.names("sandbox") == ["local"]
+    assert registry.names("sandbox") == ["bubblewrap", "docker", "local"]
     assert registry.names("engine") == ["scripted"]
-    assert registry.names("task_source") == ["jsonl"]
+    assert registry.names("task_source") == ["clawgym", "jsonl"]
     assert {row.distribution for row in registry.parts()} == {"mixharness"}
 
 

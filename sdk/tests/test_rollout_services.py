@@ -11,7 +11,7 @@ from mixharness.types import Limits, Service
 
 pytestmark = pytest.mark.anyio
 
-SERVER = 'mkfifo "$PIPE"; while true; do echo pong > "$PIPE"; done'
+SERVER = 'trap "" PIPE; mkfifo "$PIPE"; while true; do echo pong > "$PIPE"; done'
 
 
 @pytest.fixture
