@@ -3,7 +3,13 @@ import pytest
 
 from mixharness import Limits, SandboxSpec, Task
 from mixharness.builtin.local import LocalSandboxBackend, LocalSandboxConfig
-from mixharness.program import LONGEST_ARGUMENT, ProgramOutput, prompt_argument, run_to_result
+from mixharness.program import (
+    LONGEST_ARGUMENT,
+    ProgramOutput,
+    command_timeout_s,
+    prompt_argument,
+    run_to_result,
+)
 
 
 class Said(ProgramOutput):
@@ -58,3 +64,8 @@ def test_a_prompt_beyond_one_argument_is_refused():
     assert prompt_argument(fits) == fits.prompt
     with pytest.raises(ValueError, match="task t: prompt exceeds 131071 bytes"):
         prompt_argument(Task(id="t", prompt="é" * 65_536, verifier="none"))
+
+
+def test_a_command_gets_half_of_the_agents_time_and_no_more_than_the_program_allows():
+    assert command_timeout_s(Limits(agent_s=8.0), 120.0) == 4.0
+    assert command_timeout_s(Limits(agent_s=800.0), 120.0) == 120.0

@@ -232,6 +232,17 @@ async def test_the_turn_limit_ends_the_run(program, tmp_path):
     assert (rollout.exit.reason, rollout.failure.kind) == ("max_turns", FailureKind.MAX_TURNS)
 
 
+async def test_a_command_that_hangs_comes_back_and_leaves_as_much_time_again(program, tmp_path):
+    hang = call('{"command": "sleep 600", "timeout": 600000}')
+    bench = Bench(Engine([hang, "It hangs."]), program, tmp_path)
+    bench.limits = Limits(agent_s=16.0)
+    rollout = await bench.run()
+    assert (rollout.failure, rollout.exit.final_message) == (None, "It hangs.")
+    assert 8.0 < rollout.agent_s < 16.0
+    assert b"Command timed out after 8s" in bench.bodies(rollout, "request")[-1]
+    assert_bridged(rollout)
+
+
 async def test_a_prompt_that_does_not_fit_ends_the_run(program, tmp_path):
     loud = call('{"command": "seq 2000"}')
     bench = Bench(Engine([loud, "done"], context=4096), program, tmp_path)

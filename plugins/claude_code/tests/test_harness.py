@@ -100,6 +100,8 @@ async def test_the_address_is_given_twice_and_the_prompt_is_no_option(folder, mo
     assert "--bare" not in argv
     assert (env["HOME"], env["ANTHROPIC_API_KEY"], cwd) == (home, "s", workspace)
     assert "ANTHROPIC_AUTH_TOKEN" not in env
+    # The program's own 120 s are less than half of the agent's time, its own 600 s are more.
+    assert (env["BASH_DEFAULT_TIMEOUT_MS"], env["BASH_MAX_TIMEOUT_MS"]) == ("120000", "150000")
 
 
 async def test_a_prompt_beyond_one_argument_is_refused(folder):

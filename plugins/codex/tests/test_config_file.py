@@ -12,6 +12,7 @@ FILE = ConfigFile(
     agents=False,
     max_retries=2,
     idle_timeout_s=900.0,
+    wait_s=150.5,
     mcp_servers={"my words": "http://127.0.0.1:2/mcp"},
 )
 
@@ -24,6 +25,7 @@ def test_the_file_says_what_it_was_given():
     assert provider["base_url"] == "http://127.0.0.1:1/r/x/s/v1"
     assert (provider["wire_api"], provider["env_key"]) == ("responses", KEY_VARIABLE)
     assert provider["stream_idle_timeout_ms"] == 900_000
+    assert read["background_terminal_max_timeout"] == 150_500
     assert KEY_VARIABLE in read["shell_environment_policy"]["exclude"]
     assert read["features"]["unbounded_connection_retries"] is False
     assert read["agents"]["enabled"] is False

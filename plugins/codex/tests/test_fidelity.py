@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -165,6 +166,22 @@ async def test_the_turn_limit_ends_the_run(bench):
     rollout = await bench.run(*[call('{"cmd": "true"}')] * 9)
     assert (len(rollout.calls), rollout.exit.exit_code) == (2, 1)
     assert rollout.failure.kind is FailureKind.MAX_TURNS
+
+
+async def test_waiting_for_a_command_that_hangs_ends_and_leaves_as_much_time_again(bench):
+    def play(prompt):
+        number = prompt.count("<|im_start|>assistant\n")
+        if number == 1:
+            return call('{"cmd": "sleep 600", "yield_time_ms": 250}')
+        running = re.search(r"session ID (\d+)", prompt)[1]
+        wait = {"session_id": int(running), "chars": "", "yield_time_ms": 600_000}
+        return call(json.dumps(wait), "write_stdin") if number == 2 else "It hangs."
+
+    bench.limits = Limits(agent_s=12.0)
+    rollout = await bench.run(play=play)
+    assert (rollout.failure, rollout.exit.final_message) == (None, "It hangs.")
+    assert 6.0 < rollout.agent_s < 12.0
+    assert_bridged(rollout.calls)
 
 
 async def test_a_prompt_that_does_not_fit_ends_the_run(bench):

@@ -111,6 +111,7 @@ async def test_each_run_has_its_own_files_and_the_prompt_is_no_option(folder, sy
     provider = config["model_providers"]["proxy"]
     assert provider["base_url"] == f"{given.base_url}/v1"
     assert (env["HOME"], env[provider["env_key"]]) == (home, "s")
+    assert config["background_terminal_max_timeout"] == given.limits.agent_s / 2 * 1000
     assert not env["CODEX_HOME"].startswith(env["TMPDIR"])
     assert ("model_instructions_file" in config) == bool(system_prompt)
 

@@ -52,7 +52,7 @@ class Engine(ScriptedEngine):
 class Bench:
     def __init__(self, program, folder):
         self.program, self.store = program, RunStore(folder)
-        self.limits, self.config = Limits(memory_mb=8192), OpenClawConfig()
+        self.limits, self.config = Limits(memory_mb=6144), OpenClawConfig()
         self.sandbox = LocalSandboxBackend(LocalSandboxConfig())
         self.render_rules = ()
 

@@ -16,6 +16,7 @@ FILE = ConfigFile(
     context_window=131_072,
     max_output_tokens=4096,
     wall_s=900.5,
+    command_s=150.5,
     mcp_servers={},
 )
 
@@ -36,6 +37,7 @@ def test_the_file_says_what_it_was_given():
     assert agent["workspace"] == "/workspace"
     assert agent["compaction"]["enabled"] is False
     assert config["tools"]["allow"] == list(APPEND_ONLY_TOOLS)
+    assert config["tools"]["exec"]["timeoutSeconds"] == 150
     assert config["tools"]["deny"] == ["apply_patch"]
     assert config["mcp"] == {"servers": {}}
 

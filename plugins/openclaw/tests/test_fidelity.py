@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from mixharness.rollout.run_one import run_one
 from mixharness.testing import mcp_server
 from mixharness.types import CallRole, Delivery
 from mixharness_openclaw import OpenClawConfig
+from mixharness_openclaw.config_file import APPEND_ONLY_TOOLS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.openclaw]
 
@@ -128,7 +130,7 @@ async def test_in_containers_a_group_shares_its_prompt_to_the_last_token(bench):
 
 
 async def test_a_used_up_budget_ends_the_run_at_once(bench):
-    bench.limits = Limits(memory_mb=8192, max_turns=2)
+    bench.limits = replace(bench.limits, max_turns=2)
     rollout = await bench.run(*[call('{"command": "true"}')] * 9)
     assert (len(rollout.calls), rollout.exit.exit_code) == (2, 1)
     assert rollout.failure.kind is FailureKind.MAX_TURNS
@@ -149,6 +151,38 @@ async def test_all_tools_fork_at_every_call_unless_their_notices_are_dropped(ben
     bench.render_rules = ("drop_runtime_context",)
     dropped = await bench.run(*turns, context=65_536)
     assert_bridged(dropped.calls)
+
+
+@pytest.mark.slow
+async def test_with_a_gateway_sub_agents_work_and_are_told_apart(bench):
+    parent = (
+        call('{"task": "copy a.txt to b.txt"}', "sessions_spawn"),
+        call("{}", "sessions_yield"),
+        "It was copied.",
+    )
+    child = (call(COPY), "I copied it.")
+
+    def play(prompt):
+        turns = parent if "You are the parent." in prompt else child
+        return turns[prompt.count("<|im_start|>assistant\n") - 1]
+
+    bench.config = OpenClawConfig(
+        launch="gateway", tools=(*APPEND_ONLY_TOOLS, "sessions_spawn", "sessions_yield")
+    )
+    bench.limits = Limits(memory_mb=8192, agent_s=900.0, wall_s=1000.0)
+    bench.render_rules = ("drop_runtime_context",)
+    rollout = await bench.run(play=play, context=65_536, task={"prompt": "You are the parent."})
+    assert (rollout.failure, rollout.exit.reason) == (None, "completed")
+    assert bench.file(rollout, "b.txt") == "alpha\n"
+    main = [c for c in rollout.calls if c.role is CallRole.MAIN]
+    sub = [c for c in rollout.calls if c.role is CallRole.SUBAGENT]
+    assert [len(main), len(sub), len(rollout.calls)] == [3, 2, 5]
+    assert {c.agent for c in main} == {""}
+    assert len({c.agent for c in sub} - {""}) == 1
+    assert_bridged(main)
+    assert_bridged(sub)
+    said = [f"{turn}<|im_end|>" for turn in (*parent, *child)]
+    assert sorted(bench.text(rollout)) == sorted(said)
 
 
 async def test_the_tools_of_a_tasks_servers_are_offered(bench):

@@ -114,6 +114,59 @@ async def test_each_run_has_its_own_files_and_the_prompt_is_no_option(folder):
     assert (provider["baseUrl"], provider["apiKey"]) == (f"{given.base_url}/v1", "s")
     assert config["agents"]["defaults"]["workspace"] == given.sandbox.workspace
     assert config["mcp"]["servers"]["words"]["url"] == WORDS.mcp_url
+    assert config["tools"]["exec"]["timeoutSeconds"] == given.limits.agent_s / 2
+
+
+SPAWNED = json.dumps(
+    {
+        "status": "ok",
+        "result": {"payloads": [{"text": "told"}], "acceptedSessionSpawns": [{"runId": "1"}]},
+    },
+    indent=1,
+)
+# A stand-in that writes down what it is asked for, and serves as a Gateway until it is killed.
+SERVES = """
+echo "${*:3}" >> "$HOME/asked"
+case "${*:3}" in
+"gateway run") echo "http server listening"; exec sleep 600 ;;
+"gateway suspend "*) exit %d ;;
+*) echo '%s' ;;
+esac"""
+
+
+@pytest.mark.parametrize(("printed", "waited"), [(SPAWNED, True), (DONE, False)])
+async def test_a_gateway_is_there_for_the_run_and_what_was_spawned_is_waited_for(
+    folder, printed, waited
+):
+    harness = OpenClaw(OpenClawConfig(launch="gateway"))
+    async with session(folder, SERVES % (0, printed)) as given:
+        ended = await harness.run(given)
+        with anyio.fail_after(20):
+            while await given.sandbox.processes():
+                await anyio.sleep(0.01)
+        home = given.sandbox.home
+        asked = (await given.sandbox.read(f"{home}/asked")).decode().splitlines()
+        config = json.loads(await given.sandbox.read(f"{home}/openclaw.json"))
+    assert (ended.reason, ended.final_message) == ("completed", "told" if waited else "done")
+    assert asked[0] == "gateway run"
+    assert asked[1].startswith("agent --session-id")
+    assert "--local" not in asked[1]
+    assert [line[:22] for line in asked[2:]] == ["gateway suspend --wait"] * waited
+    assert config["gateway"]["bind"] == "loopback"
+    assert config["gateway"]["auth"] == {"mode": "token", "token": given.secret}
+
+
+@pytest.mark.parametrize(
+    ("script", "complaint"),
+    [
+        ("echo oops >&2; exit 78", "Gateway ended with exit code 78: oops"),
+        (SERVES % (1, SPAWNED), "did not become idle"),
+    ],
+)
+async def test_a_gateway_that_fails_is_an_error(folder, script, complaint):
+    async with session(folder, script) as given:
+        with pytest.raises(RuntimeError, match=complaint), anyio.fail_after(20):
+            await OpenClaw(OpenClawConfig(launch="gateway")).run(given)
 
 
 def test_the_day_can_be_taken_out_of_the_prompt():

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from mixharness.harness import Session
 from mixharness.sandbox import Sandbox
-from mixharness.types import HarnessExit, Task
+from mixharness.types import HarnessExit, Limits, Task
 
 LONGEST_ARGUMENT = 128 * 1024 - 1
 """Bytes; Linux's limit for one argument of a command."""
@@ -103,6 +103,19 @@ def prompt_argument(task: Task) -> str:
     if len(task.prompt.encode()) > LONGEST_ARGUMENT:
         raise ValueError(f"task {task.id}: prompt exceeds {LONGEST_ARGUMENT} bytes")
     return task.prompt
+
+
+def command_timeout_s(limits: Limits, own_s: float) -> float:
+    """Return after how many seconds a program is to end one command of the policy.
+
+    A command that hangs is then an answer of a tool, after which the agent has as much time again,
+    and not the end of the rollout.
+
+    Args:
+        limits: the rollout's.
+        own_s: what the program allows by itself, which is never raised.
+    """
+    return min(own_s, limits.agent_s / 2)
 
 
 def mcp_servers(task: Task) -> dict[str, str]:

@@ -22,12 +22,19 @@ from mixharness import (
     RequestView,
     Session,
 )
-from mixharness.program import executable, mcp_servers, prompt_argument, run_to_result
+from mixharness.program import (
+    command_timeout_s,
+    executable,
+    mcp_servers,
+    prompt_argument,
+    run_to_result,
+)
 from mixharness_claude_code import install, roles
 from mixharness_claude_code.arguments import ARGUMENTS
 from mixharness_claude_code.events import EventStream
 
 _BARE_TOOLS = {"Bash", "Edit", "Read"}
+_OWN_COMMAND_S = {"BASH_DEFAULT_TIMEOUT_MS": 120.0, "BASH_MAX_TIMEOUT_MS": 600.0}
 
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -139,9 +146,14 @@ class ClaudeCode(Harness[ClaudeCodeConfig]):
         home = session.sandbox.home
         # Without compaction a rollout is one trajectory.
         compaction = {} if self.config.compact else {"DISABLE_COMPACT": "1"}
+        timeouts = {
+            name: str(int(command_timeout_s(session.limits, own_s) * 1000))
+            for name, own_s in _OWN_COMMAND_S.items()
+        }
         return (
             _ENVIRONMENT
             | compaction
+            | timeouts
             | {
                 "HOME": home,
                 "TMPDIR": home,

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 KEY_VARIABLE = "MODEL_KEY"
+OWN_WAIT_S = 300.0
+"""The longest that the program lets a call of a tool wait for a running command."""
 
 _TOP = """\
 model_provider = "proxy"
@@ -70,6 +72,8 @@ class ConfigFile:
     agents: bool
     max_retries: int
     idle_timeout_s: float
+    wait_s: float
+    """The longest that a call of a tool waits for a running command."""
     mcp_servers: Mapping[str, str]
     """Name to address."""
 
@@ -79,6 +83,7 @@ class ConfigFile:
             "model": self.model,
             "model_context_window": self.context_window,
             "sandbox_mode": self.sandbox_mode,
+            "background_terminal_max_timeout": int(self.wait_s * 1000),
         }
         if self.instructions:
             top["model_instructions_file"] = self.instructions

@@ -21,9 +21,15 @@ from mixharness import (
     Session,
 )
 from mixharness.npm import NpmRelease, linux_architecture
-from mixharness.program import executable, mcp_servers, prompt_argument, run_to_result
+from mixharness.program import (
+    command_timeout_s,
+    executable,
+    mcp_servers,
+    prompt_argument,
+    run_to_result,
+)
 from mixharness_codex import roles
-from mixharness_codex.config_file import KEY_VARIABLE, ConfigFile
+from mixharness_codex.config_file import KEY_VARIABLE, OWN_WAIT_S, ConfigFile
 from mixharness_codex.events import EventStream
 
 _TRIPLES = {"x64": "x86_64-unknown-linux-musl", "arm64": "aarch64-unknown-linux-musl"}
@@ -116,6 +122,7 @@ class Codex(Harness[CodexConfig]):
             agents=config.agents,
             max_retries=config.max_retries,
             idle_timeout_s=session.limits.wall_s,
+            wait_s=command_timeout_s(session.limits, OWN_WAIT_S),
             mcp_servers=mcp_servers(session.task),
         )
         await session.sandbox.write(f"{folder}/config.toml", file.text().encode())

@@ -8,8 +8,12 @@ from typing import Any
 
 import orjson
 
+from mixharness_openclaw.gateway import gateway_keys
+
 APPEND_ONLY_TOOLS = ("read", "write", "edit", "exec")
 """With any of its other tools the program moves a message of its own to the end of every call."""
+OWN_COMMAND_S = 1800.0
+"""After which the program ends a command, if it is told nothing else."""
 _ROOTED = ("anthropic-messages",)
 """APIs whose client adds `/v1` to the address by itself."""
 
@@ -30,14 +34,20 @@ class ConfigFile:
     context_window: int
     max_output_tokens: int
     wall_s: float
+    command_s: float
+    """After which a command of a tool ends, unless the call says otherwise."""
     mcp_servers: Mapping[str, str]
     """Name to address."""
+    gateway_port: int = 0
+    """Of the Gateway that runs beside the agent; 0 for none."""
 
     def text(self) -> bytes:
         """Return the file."""
         off = {"enabled": False}
+        served = gateway_keys(self.gateway_port, self.secret) if self.gateway_port else {}
         return orjson.dumps(
-            {
+            served
+            | {
                 "models": self._models(),
                 "agents": {"defaults": self._agent()},
                 "tools": self._tools(),
@@ -95,7 +105,7 @@ class ConfigFile:
         off = {"enabled": False}
         tools: dict[str, Any] = {
             "codeMode": False,
-            "exec": {"mode": "full"},
+            "exec": {"mode": "full", "timeoutSeconds": max(1, int(self.command_s))},
             "fs": {"workspaceOnly": True},
             "web": {"search": off, "fetch": off},
         }

@@ -25,19 +25,14 @@ from mixharness import (
     Session,
 )
 from mixharness.npm import NODE, NpmRelease
-from mixharness.program import executable, mcp_servers, run_to_result
+from mixharness.program import command_timeout_s, executable, mcp_servers, run_to_result
 from mixharness.proxy.chat import ChatMessage, ChatRequest
 from mixharness_openclaw import roles
-from mixharness_openclaw.config_file import APPEND_ONLY_TOOLS, ConfigFile
+from mixharness_openclaw.config_file import APPEND_ONLY_TOOLS, OWN_COMMAND_S, ConfigFile
+from mixharness_openclaw.gateway import free_port, gateway, wait_until_idle
 from mixharness_openclaw.result import ResultReader
 
-# V8 reserves some 22 GB of address space for WebAssembly that never needs more than a few MiB.
-_NODE_FLAGS = (
-    "--max-semi-space-size=4",
-    "--disable-wasm-trap-handler",
-    "--wasm-max-mem-pages=2048",
-    "--wasm-max-initial-code-space-reservation=16",
-)
+_LESS_MEMORY = "--max-semi-space-size=4"  # a tenth of what is resident, at no cost in time
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "SHELL": "/bin/bash",
@@ -80,6 +75,9 @@ class OpenClawConfig(ComponentConfig):
     200000 and more it keeps 64000 characters of a tool's output, at 100000 half of that."""
     max_output_tokens: int = Field(4096, ge=1)
     """Asked for per call; the proxy takes the smallest of this, the run file and the room left."""
+    launch: Literal["process", "gateway"] = "process"
+    """With `gateway` the program's Gateway runs beside the agent in the rollout's own sandbox, as
+    the tools that start sub-agents need it; it costs as much again."""
     late_exit_s: float = Field(5.0, gt=0.0)
     """Silence after the result before a program that does not exit is killed."""
 
@@ -121,23 +119,40 @@ class OpenClaw(Harness[OpenClawConfig]):
         return roles.role_of(request)
 
     async def run(self, session: Session) -> HarnessExit:
-        """Run the program to its result; a killed late exit has no exit code but is completed."""
-        sandbox, home = session.sandbox, session.sandbox.home
-        config, task, state = f"{home}/openclaw.json", f"{home}/task.md", f"{home}/state"
-        await sandbox.write(config, self._config_file(session).text())
-        prompt = f"[{self.config.time}] {session.task.prompt}"
-        await sandbox.write(task, prompt.encode())
-        argv = [f"{sandbox.program_path}/{NODE}", *_NODE_FLAGS, executable(session)]
+        """Run the program to its result; a killed late exit has no exit code but is completed.
+
+        Raises:
+            RuntimeError: with `launch = "gateway"`, the Gateway did not start or not become idle.
+        """
+        sandbox, output = session.sandbox, ResultReader()
+        port = free_port() if self.config.launch == "gateway" else 0
+        program = [f"{sandbox.program_path}/{NODE}", _LESS_MEMORY, executable(session)]
+        env, task = await self._prepare(session, port)
         # Not `agent exec`: there the session has a random id, which stands in the prompt.
-        argv += ["agent", "--local", "--session-id", roles.SESSION_ID, "--message-file", task]
-        argv += ["--json", "--timeout", "0"]
+        agent = [*program, "agent", "--session-id", roles.SESSION_ID, "--message-file", task]
+        agent += ["--json", "--timeout", "0"]
+        late_exit_s = self.config.late_exit_s
+        if not port:
+            return await run_to_result(sandbox, [*agent, "--local"], env, output, late_exit_s)
+        async with gateway(sandbox, program, env):
+            ended = await run_to_result(sandbox, agent, env, output, late_exit_s)
+            if output.spawned:
+                await wait_until_idle(sandbox, program, env, session.limits.wall_s)
+        return ended
+
+    async def _prepare(self, session: Session, port: int) -> tuple[dict[str, str], str]:
+        """Write the rollout's own files; return the environment and the path of the prompt."""
+        sandbox, home = session.sandbox, session.sandbox.home
+        config, task = f"{home}/openclaw.json", f"{home}/task.md"
+        await sandbox.write(config, self._config_file(session, port).text())
+        await sandbox.write(task, f"[{self.config.time}] {session.task.prompt}".encode())
         env = _ENVIRONMENT | {
             "HOME": home,
             "TMPDIR": f"{home}/tmp",
             "OPENCLAW_CONFIG_PATH": config,
-            "OPENCLAW_STATE_DIR": state,
+            "OPENCLAW_STATE_DIR": f"{home}/state",
         }
-        return await run_to_result(sandbox, argv, env, ResultReader(), self.config.late_exit_s)
+        return env, task
 
     def _release(self) -> NpmRelease:
         return NpmRelease(
@@ -148,7 +163,7 @@ class OpenClaw(Harness[OpenClawConfig]):
             first_start=("--version",),
         )
 
-    def _config_file(self, session: Session) -> ConfigFile:
+    def _config_file(self, session: Session, port: int) -> ConfigFile:
         config = self.config
         return ConfigFile(
             api=config.api,
@@ -161,5 +176,7 @@ class OpenClaw(Harness[OpenClawConfig]):
             context_window=config.context_window,
             max_output_tokens=config.max_output_tokens,
             wall_s=session.limits.wall_s,
+            command_s=command_timeout_s(session.limits, OWN_COMMAND_S),
             mcp_servers=mcp_servers(session.task),
+            gateway_port=port,
         )

@@ -36,11 +36,13 @@ class _Meta(_Lenient):
 
 
 class _Result(_Lenient):
-    """What is printed after a run, or, with `error`, instead of one."""
+    """What is printed after a run, or, with `error`, instead of one; a Gateway wraps it."""
 
     payloads: tuple[_Payload, ...] = ()
     meta: _Meta = _Meta()
     error: _Error | None = None
+    acceptedSessionSpawns: tuple[Any, ...] = ()
+    result: _Result | None = None
 
     @property
     def failure(self) -> _Error | None:
@@ -58,6 +60,8 @@ class ResultReader(ProgramOutput):
 
     def __init__(self) -> None:
         super().__init__()
+        self.spawned = False
+        """Whether a turn was begun that may still be going on."""
         self._lines: list[bytes] = []
 
     def read(self, line: bytes) -> None:
@@ -71,10 +75,12 @@ class ResultReader(ProgramOutput):
     def _settle(self, text: bytes) -> None:
         try:
             value: Any = orjson.loads(text)
-            result = _Result.model_validate(value)
+            printed = _Result.model_validate(value)
         except (orjson.JSONDecodeError, ValidationError) as error:
             log.warning("openclaw_result_unread", error=str(error))
             return
+        result = printed.result or printed
+        self.spawned = bool(result.acceptedSessionSpawns)
         failure = result.failure
         if failure is None:
             self.reason = "completed"
