@@ -220,7 +220,7 @@ def test_a_folder_of_another_run_is_refused(
 ) -> None:
     assert run(["rollout", str(run_file)], registry) == 0
     assert run(["rollout", str(run_file), "--seed", "7"], registry) == 2
-    assert "holds a run with another seed" in capsys.readouterr().err
+    assert "seed       7 here, not set in the run in runs/demo" in capsys.readouterr().err
 
 
 def test_eval_scores_in_a_folder_of_its_own(

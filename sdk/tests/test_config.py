@@ -249,6 +249,14 @@ def test_without_a_file_the_overrides_are_all_there_is(registry: Registry) -> No
         load_run_file(None, registry, overrides)
 
 
+def test_an_entry_of_a_list_answers_to_its_number_and_to_its_label(load: Any) -> None:
+    config = load(GOOD, harness__slow__weight=0, harness__echo__groups=3, harness__1__weight=1.0)
+    slow, echo = config.harnesses
+    assert (slow.weight, slow.groups, echo.weight, echo.groups) == (0, None, 1, 3)
+    found = problems(load, GOOD, harness__fast__weight=1)
+    assert found == {"harness.fast": "no such entry; there are 2: slow, echo"}
+
+
 @pytest.mark.parametrize("key", ["harness__5__weight", "seed__x", "harness__first__weight"])
 def test_an_override_that_leads_nowhere(load: Any, key: str) -> None:
     assert next(iter(problems(load, GOOD, **{key: 1}))) in key.replace("__", ".")

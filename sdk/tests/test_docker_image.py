@@ -98,10 +98,11 @@ async def test_it_is_made_once(client: docker.DockerClient) -> None:
 
 
 async def test_it_holds_what_agents_need(client: docker.DockerClient) -> None:
-    modules = "ssl, sqlite3, zoneinfo, csv, unittest, venv; zoneinfo.ZoneInfo('Europe/Berlin')"
+    modules = "ssl, sqlite3, zoneinfo, csv, unittest, venv, pytest, yaml"
+    zone = "zoneinfo.ZoneInfo('Europe/Berlin')"
     programs = "for each in bash sed grep awk ps tar; do command -v $each >&2 || exit 1; done"
     certificates = "test -s /etc/ssl/certs/ca-certificates.crt"
-    script = f'python3 -c "import {modules}" && {certificates} && {programs} && echo all'
+    script = f'python -c "import {modules}; {zone}" && {certificates} && {programs} && echo all'
     assert client.containers.run(DEFAULT_IMAGE, ["sh", "-c", script], remove=True) == b"all\n"
 
 

@@ -1,10 +1,12 @@
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mixharness.proxy.log import CallLog
 from mixharness.rollout.store import RunStore, write_atomically
+from mixharness.runs import collect_once
 from mixharness.types import (
     Delivery,
     Failure,
@@ -79,3 +81,18 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     with pytest.raises(TypeError):
         write_atomically(target, "not bytes")  # type: ignore[arg-type]
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]
+
+
+@pytest.mark.anyio
+async def test_a_collected_stage_is_taken_as_it_was(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    await finish(store)
+    failed = replace(ROLLOUT, id="q", failure=Failure(kind=FailureKind.CONNECTION), score=None)
+    store.begin("q")
+    store.save(replace(failed, calls=()))
+    assert store.collected("step-1") is None
+    store.note_collected("step-1", [failed, ROLLOUT])
+    run = SimpleNamespace(store=RunStore(tmp_path))  # with nothing that could run a rollout
+    found = await collect_once(run, [], "step-1")  # type: ignore[arg-type]
+    assert [rollout.id for rollout in found] == ["q", "r"]
+    assert found[1] == ROLLOUT

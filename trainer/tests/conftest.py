@@ -1,10 +1,11 @@
 """Small models, trees and groups for the trainer's tests. No assertions live here."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -113,6 +114,47 @@ FORKED = [
 """A rollout with four trained leaves' worth of forks, of unequal lengths."""
 PLAIN = [(-1, "e", 7), (0, "s", 9), (1, "e", 5), (2, "s", 1)]
 SHORT = [(-1, "e", 5), (0, "s", 2)]
+
+
+SPECIAL_TOKENS = [
+    *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>"),
+    *("<tool_response>", "</tool_response>", "<think>", "</think>"),
+]
+
+
+def save_model(
+    folder: Path, seed: int, *, initializer_range: float = 0.2, context: int = 1024
+) -> Path:
+    """Write a folder that engines sample from: 60 thousand parameters, 512 tokens.
+
+    It is sharp enough that a wrong temperature or cache shows in its log-probs.
+    """
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        initializer_range=initializer_range,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def saved_model() -> Callable[..., Path]:
+    return save_model
 
 
 @pytest.fixture

@@ -2,10 +2,11 @@
 
 import pytest
 
+from mixharness.cli.main import run
 from mixharness.config import load_run_file
 from mixharness.errors import ConfigError
 from mixharness.plugins import load_plugins
-from mixharness_trainer.before import check, claim
+from mixharness_trainer.before import check, claim, find_run
 
 RUN = """
 [[harness]]
@@ -52,6 +53,7 @@ def load(tmp_path, registry):
         ("count = 3", 'count = 3\nuse = "eval"', "task_source", "nothing to train on"),
         ("tasks_per_step = 2", "tasks_per_step = 4", "trainer.tasks_per_step", "4 is more than"),
         ('use = "cold_start"', "", "task_source", "[cold_start] needs tasks"),
+        ('name = "agentloop"', 'name = "agentloop"\nweight = 0', "harness", "there is none to"),
         ("[optimizer]", '[policy]\nmodel = "gone"\n[optimizer]', "policy.model", "'gone' is no"),
     ],
 )
@@ -88,6 +90,14 @@ def test_an_earlier_run_is_set_aside(tmp_path):
     assert found == {"run~1": "0", "run~2": "1", "run": "2"}
 
 
+def test_only_a_run_is_resumed(tmp_path):
+    for folder in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(ConfigError, match=r"no run in .* to go on with"):
+            find_run(folder)
+    (tmp_path / "events.jsonl").touch()
+    find_run(tmp_path)
+
+
 def test_what_is_no_run_is_left_alone(tmp_path):
     (tmp_path / "thesis").mkdir()
     claim(tmp_path / "thesis")  # empty: nothing to lose
@@ -96,3 +106,15 @@ def test_what_is_no_run_is_left_alone(tmp_path):
         with pytest.raises(ConfigError, match="holds something that is no run"):
             claim(taken)
     assert [each.name for each in tmp_path.iterdir()] == ["thesis"]
+
+
+def test_leave_out_stands_for_a_weight_of_0(load, registry, tmp_path, capsys):
+    load(RUN.replace('name = "agentloop"', 'name = "agentloop"\nlabel = "white"'))
+    args = ["train", str(tmp_path / "run.toml"), "--run-dir", str(tmp_path / "run"), "--leave-out"]
+
+    assert run([*args, "white"], registry) == run([*args, "black"], registry) == 2
+
+    said = capsys.readouterr().err
+    assert "harness  each has weight = 0 or groups = 0: there is none to train in" in said
+    assert "harness.black  no such entry; there are 1: white" in said
+    assert not (tmp_path / "run").exists()

@@ -63,19 +63,20 @@ def test_grpo(even, pair):
 
 
 @pytest.mark.parametrize(
-    ("correction", "loss"),
+    ("correction", "loss", "limited"),
     [
         # Inside [½, 2]: (1, 0, ½, 1), of mean 5/8, and (1, 1, ½, ½, ½, 0), of mean 7/12.
-        ("mask", -(5 / 8 - 7 / 12) / 2),
+        ("mask", -(5 / 8 - 7 / 12) / 2, 0.2),
         # Products: min(2, 2) = 2, and 3/8.
-        ("sequence", -(2 - 3 / 8) / 2),
-        ("off", 0.0),
+        ("sequence", -(2 - 3 / 8) / 2, 0.4),
+        ("off", 0.0, 0.0),
     ],
 )
-def test_grpo_with_other_corrections(even, pair, correction, loss):
+def test_grpo_with_other_corrections(even, pair, correction, loss, limited):
     optimizer = Grpo(GrpoConfig(correction=correction))
     metrics = update(even, [pair], optimizer, UpdateSettings())
     assert metrics["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    assert metrics["correction_limited"] == pytest.approx(limited)
 
 
 def test_ppo(even, pair):

@@ -74,7 +74,7 @@ def test_loss_by_hand():
     assert output.loss.item() == pytest.approx(expected, rel=1e-6)
     # d/dlogp of an unclipped token is -weight * correction * ratio * advantage.
     assert edges.logp.grad.tolist() == pytest.approx([-0.25, 0.0, 0.0, -2.2], rel=1e-6)
-    assert output.metrics == {"ratio_clipped": 0.5}
+    assert output.metrics == {"ratio_clipped": 0.5, "correction_limited": 0.25}
 
 
 @pytest.mark.parametrize(("kl", "estimate"), [("k2", 0.3**2 / 2), ("k3", math.exp(0.3) - 0.3 - 1)])

@@ -65,6 +65,14 @@ def test_correction_by_hand(mode, expected):
     assert not weights.requires_grad
 
 
+@pytest.mark.parametrize(("mode", "most"), [("token", 2.0), ("mask", 0.0), ("sequence", 2.0)])
+def test_a_ratio_beyond_all_floats_is_capped_too(mode, most):
+    logps = LogProbs(
+        old=torch.tensor([-1.0]), rollout=torch.tensor([-101.0]), rollout_index=torch.tensor([0])
+    )
+    assert correction_weights(logps, mode).tolist() == [most]
+
+
 def test_gap_metrics_by_hand():
     gap = [math.log(2.5), math.log(0.5), 0.0]
     rollout = torch.tensor([-1.0, -2.0, -3.0])

@@ -146,7 +146,7 @@ def test_loss_by_hand():
     assert output.loss.item() == pytest.approx(-0.25 * (0.5 + 1.2 - 0.8 + 0.55), rel=1e-6)
     # d/dlogp of an unclipped token is -weight · w · ρ · Â.
     assert edges.logp.grad.tolist() == pytest.approx([-0.125, 0.0, 0.0, -0.1375], rel=1e-6)
-    assert output.metrics == {"ratio_clipped": 0.5}
+    assert output.metrics == {"ratio_clipped": 0.5, "correction_limited": 0.25}
 
 
 def test_the_config_becomes_the_critics_settings():

@@ -58,6 +58,13 @@ def test_a_harness_without_usable_rollouts_has_no_reward_and_a_note(slots, group
     assert metrics["contrast_note/y"].startswith("no usable group")
 
 
+def test_a_harness_that_took_no_part_has_no_figures(slots, group, tree):
+    batch = grouped(group, tree, {"x": [[0.0, 1.0]]})
+    metrics = step_metrics(slots, rollouts_of(batch), batch, {"groups_with_contrast/x": 1})
+    assert metrics["reward/x"] == 0.5
+    assert not [name for name in metrics if name.endswith("/y")]
+
+
 def test_a_failure_of_the_policy_counts_and_keeps_its_reward(slots):
     failure = Failure(kind=FailureKind.MAX_TURNS)
     late = Rollout(

@@ -12,9 +12,11 @@ AFTER = {"x": {"a": [1.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 1.0]}}
 
 
 HISTORY = [
-    {"groups/x": 4, "groups_with_contrast/x": 1, "grad_norm/x": 0.5, "grad_norm": 2.0},
+    {"groups/x": 4, "groups_with_contrast/x": 1, "grad_norm/x": 0.5, "grad_norm": 2.0}
+    | {"reward/x": 0.5, "tokens/x": 7, "gradient_cosine/w/x": -0.5},
     {},  # no group was usable
-    {"groups/x": 2, "groups_with_contrast/x": 0, "grad_norm/x": 0.0, "grad_norm": float("inf")},
+    {"groups/x": 2, "groups_with_contrast/x": 0, "grad_norm/x": 0.0, "grad_norm": float("inf")}
+    | {"tokens/x": 3, "gradient_cosine/w/x": 0.25},
 ]
 
 
@@ -66,12 +68,24 @@ def test_a_mixed_run_can_be_judged_from_the_summary(run_dir, policy):
     row = summary["harnesses"]["x"]
     assert (row["groups"], row["groups_with_contrast"]) == (6, 1)
     assert (row["grad_norm"], summary["grad_norm"]) == (0.25, 2.0)
+    assert (row["trained"], row["tokens"]) == (True, 10)
+    assert summary["gradient_cosine"] == {"w/x": -0.125}
     assert (row["bridge_rate"], row["unexplained_loss"]) == (1.0, 0.0)
     assert (row["infra_failures"], row["refilled"], row["retried"]) == (1, 1, 0)
     assert row["kept"] == {"rollouts": 2, "reward": 0.5, "calls": 0.0, "tokens": 0.0}
     assert row["excluded"] == {"rollouts": 1, "reward": None, "calls": 0.0, "tokens": 0.0}
     page = (run_dir / "report.html").read_text()
     assert "<td>2 / 1</td><td>0.500 / –</td>" in page
+
+
+def test_a_harness_without_a_step_was_left_out(run_dir, policy):
+    store = RunStore(run_dir)
+    store.begin("other")
+    score = Score(value=1.0)
+    store.save(Rollout(id="other", key=GroupKey("a", "y"), calls=(), score=score))
+    rows = write_summary(run_dir, policy(), outcome({}, {}))["harnesses"]
+    assert (rows["x"]["trained"], rows["y"]["trained"]) == (True, False)
+    assert "y (left out)</td>" in (run_dir / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
-"""The loop with real parts: what it changes and what not, and which tasks it takes."""
+"""The loop with real parts: what it changes and what not."""
 
 import json
-from collections import Counter
 
 import pytest
 import torch
@@ -10,9 +9,8 @@ from safetensors.torch import load_file
 from mixharness.config import load_run_file
 from mixharness.errors import ConfigError
 from mixharness.plugins import load_plugins
-from mixharness.types import Task
 from mixharness_trainer.checkpoint import load_checkpoint
-from mixharness_trainer.train import task_batches, train
+from mixharness_trainer.train import train
 
 RUN = """
 [[harness]]
@@ -124,16 +122,3 @@ async def test_ppo_from_rollouts_to_a_checkpoint_with_its_critic(load, registry,
     policy, state = load_checkpoint(run_dir / "checkpoint", device="cpu")
     assert state.critic.updates == policy.critic.updates == 2
     assert policy.critic.adamw.state[policy.critic.head.bias]["step"].item() == 4 + 1
-
-
-@pytest.mark.parametrize(("count", "size"), [(6, 4), (5, 5), (7, 2), (3, 1)])
-def test_batches_use_every_task_equally_and_none_twice_in_a_step(count, size):
-    tasks = [Task(id=str(n), prompt="", verifier="exact_match") for n in range(count)]
-    batches = list(task_batches(tasks, size=size, steps=3 * count, seed=1))
-    assert all(len({task.id for task in batch}) == size for batch in batches)
-    drawn = [task.id for batch in batches for task in batch]
-    assert set(Counter(drawn).values()) == {3 * size}
-    rounds = [drawn[start : start + count] for start in range(0, len(drawn), count)]
-    assert all(len(set(each)) == count for each in rounds)
-    assert batches == list(task_batches(tasks, size=size, steps=3 * count, seed=1))
-    assert batches != list(task_batches(tasks, size=size, steps=3 * count, seed=2))

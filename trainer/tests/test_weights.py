@@ -32,11 +32,13 @@ async def test_publish_loads_behind_the_closed_gate_and_keeps_one_folder(tmp_pat
     engine, gate = GateWatcher(ScriptedConfig(turns=("done",))), Gate()
     engine.watch(gate)
 
-    folders = [await publish(policy, engine, gate, tmp_path / "weights", version=n) for n in (1, 2)]
+    done = [await publish(policy, engine, gate, tmp_path / "weights", version=n) for n in (1, 2)]
 
     assert engine.policy_version == policy.version == 2
     assert engine.was_held == [True, True]
     assert engine.hashes == [weight_hash(policy)] * 2
-    assert list((tmp_path / "weights").iterdir()) == [folders[1]]
+    assert list((tmp_path / "weights").iterdir()) == [done[1].folder]
+    assert done[1].num_bytes == (done[1].folder / "model.safetensors").stat().st_size
+    assert done[1].seconds >= 0.01  # the gate watcher waits that long
     async with gate.pass_():  # open again
         pass

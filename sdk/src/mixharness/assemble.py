@@ -56,6 +56,7 @@ def build_harness_slots(config: RunConfig, registry: Registry) -> list[HarnessSl
                 program=program,
                 limits=spec.limits,
                 weight=spec.weight,
+                groups=spec.groups,
             )
         )
     if missing:

@@ -52,6 +52,7 @@ class PartSpec:
     """Of a harness: its name in groups. Of a verifier: the name tasks ask for."""
     part_config: ComponentConfig
     weight: float = 1.0
+    groups: int | None = None
     limits: Limits = field(default_factory=Limits)
     use: str = "train"
 
@@ -113,7 +114,8 @@ def load_run_file(
     Args:
         path: the TOML file; with None the overrides are all there is.
         registry: the parts that are there.
-        overrides: dotted key to value, e.g. `{"seed": 1, "harness.0.limits.max_turns": 4}`. A new
+        overrides: dotted key to value, e.g. `{"seed": 1, "harness.0.limits.max_turns": 4}`; an
+            entry of a list is named by its number, its label, or its name without one. A new
             `engine.name` (or optimizer, sandbox) drops the other keys of that table. In a list of
             harnesses, a name stands for the entries of that label or name, else for a new one.
 
@@ -154,10 +156,15 @@ def _override(raw: dict[str, Any], key: str, value: Any, problems: list[Problem]
     for i, step in enumerate([*parents, last]):
         where = ".".join(key.split(".")[: i + 1])
         if isinstance(at, list):
-            if not step.isdigit() or int(step) >= len(at):
-                problems.append((where, f"no such entry; there are {len(at)}, numbered from 0"))
+            names = [e.get("label", e.get("name")) for e in at if isinstance(e, dict)]
+            if step in names:
+                index: Any = names.index(step)
+            elif step.isdigit() and int(step) < len(at):
+                index = int(step)
+            else:
+                known = ", ".join(map(str, names))
+                problems.append((where, f"no such entry; there are {len(at)}: {known}"))
                 return
-            index: Any = int(step)
         elif isinstance(at, dict):
             index = step
             if i < len(parents):

@@ -123,8 +123,12 @@ class HarnessKeys(LabelKeys):
 
     label: str | None = Field(None, pattern=NAME_PATTERN)
     """Name of this entry in groups, metrics and tables; by default the harness name."""
-    weight: float = Field(1.0, gt=0)
-    """Share of the rollouts, relative to the other harnesses."""
+    weight: float = Field(1.0, ge=0)
+    """Share of a training step's groups, relative to the other harnesses. Where all weigh the same,
+    every task is tried in each; with 0 a harness is evaluated in and never trained in."""
+    groups: int | None = Field(None, ge=0)
+    """Groups in this harness per training step, in place of a share by weight; then every trained
+    harness needs it, and `trainer.tasks_per_step` is not read."""
     limits: dict[str, Any] = Field(default_factory=dict)
     """Overrides of `[limits]` for this harness."""
 

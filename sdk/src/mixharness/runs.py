@@ -26,8 +26,9 @@ from mixharness.plugins import Registry, describe
 from mixharness.proxy.admission import ProxySettings
 from mixharness.proxy.app import Proxy
 from mixharness.rollout.refill import collect_groups
-from mixharness.rollout.store import RunStore, write_atomically
+from mixharness.rollout.store import RunStore
 from mixharness.rollout.types import HarnessSlot, RolloutRequest, Runner, RunnerSettings
+from mixharness.run_folder import RUN_FILE, note_run_file
 from mixharness.run_tables import LimitsTable, PruningTable, check
 from mixharness.sandbox import SandboxBackend
 from mixharness.tracker import Tracker
@@ -38,9 +39,8 @@ from mixharness.verifier import Verifier
 
 log = structlog.get_logger()
 
-RUN_FILE = "run.json"
-FREE_TO_CHANGE = frozenset({"pruning", "rollout", "tracker"})
-"""Tables that a resumed run may have changed: what is on disk does not depend on them."""
+Pair = tuple[Task, HarnessSlot]
+"""A task and the harness it is tried in: what one group is of (rule 5)."""
 
 
 class Trackers:
@@ -161,7 +161,7 @@ async def open_run(
         TemplateError: no renderer bridges the engine's chat template.
     """
     parts = await build_parts(config, registry, engine)
-    _claim(config, run_dir)
+    note_run_file(config, run_dir)
     async with AsyncExitStack() as stack:
         stack.enter_context(logs_to(run_dir))
         reaped = await parts.sandbox.reap()
@@ -204,20 +204,50 @@ async def collect_rollouts(
     samples: int = 1,
     on_done: Callable[[Rollout], None] | None = None,
 ) -> list[Rollout]:
-    """Run every task in every harness `samples` times; finished ones come from the disk.
+    """Run every task in every harness `samples` times, in that order; see `collect_pairs`."""
+    pairs = [(task, slot) for task in tasks for slot in run.slots]
+    return await collect_pairs(run, pairs, stage, samples, on_done)
 
-    Returns rollouts in the order task, harness, sample; refills come last in their group.
+
+async def collect_pairs(
+    run: Run,
+    pairs: Sequence[Pair],
+    stage: str,
+    samples: int = 1,
+    on_done: Callable[[Rollout], None] | None = None,
+) -> list[Rollout]:
+    """Run each task in its harness `samples` times; finished ones come from the disk.
+
+    Returns rollouts in the order of the pairs; refills come last in their group.
     """
     requests = [
         RolloutRequest(task=task, slot=slot, sample=sample, stage=stage)
-        for task in tasks
-        for slot in run.slots
+        for task, slot in pairs
         for sample in range(samples)
     ]
     config = run.config
     return await collect_groups(
         run.runner, requests, config.rollout.concurrency, on_done, config.pruning
     )
+
+
+async def collect_once(
+    run: Run,
+    pairs: Sequence[Pair],
+    stage: str,
+    samples: int = 1,
+    on_done: Callable[[Rollout], None] | None = None,
+) -> list[Rollout]:
+    """Collect as `collect_pairs` does, but a stage that was collected to its end stays as it was.
+
+    Nothing of it is run anew, failures included: the policy may be another one by now.
+    """
+    names = run.store.collected(stage)
+    if names is not None:
+        return [run.store.load(name) for name in names]
+    rollouts = await collect_pairs(run, pairs, stage, samples, on_done)
+    run.store.note_collected(stage, rollouts)
+    return rollouts
 
 
 async def evaluate(
@@ -231,7 +261,8 @@ async def evaluate(
 
     Excluded rollouts have no score here; a task of which nothing is left is absent.
     """
-    rollouts = await collect_rollouts(run, tasks, stage, samples, on_done)
+    pairs = [(task, slot) for task in tasks for slot in run.slots]
+    rollouts = await collect_once(run, pairs, stage, samples, on_done)
     scores: dict[str, dict[str, list[float]]] = {slot.label: {} for slot in run.slots}
     for rollout in rollouts:
         if rollout.usable:
@@ -327,22 +358,6 @@ async def _start_sandbox(sandbox: SandboxBackend[Any], config: RunConfig) -> Non
     except SandboxError as exc:
         log.error("sandbox_start_failed", sandbox=sandbox.name, exc_info=True)
         raise ConfigError(str(config.path), [("sandbox", str(exc))]) from exc
-
-
-def _claim(config: RunConfig, run_dir: Path) -> None:
-    """Note the run file in the folder, or refuse a folder that holds another run (rule 10)."""
-    file = run_dir / RUN_FILE
-    now = orjson.loads(orjson.dumps(config.raw, default=str))
-    if file.exists():
-        before = orjson.loads(file.read_bytes())
-        changed = sorted(
-            key for key in {*before, *now} - FREE_TO_CHANGE if before.get(key) != now.get(key)
-        )
-        if changed:
-            message = f"holds a run with another {', '.join(changed)}; choose another --run-dir"
-            raise ConfigError(str(config.path), [(str(run_dir), message)])
-    run_dir.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
 
 
 def _runner_settings(config: RunConfig) -> RunnerSettings:

@@ -20,10 +20,14 @@ class Tracker(Component[ConfigT], ABC):
 
     @abstractmethod
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Take the metrics of one step."""
+        """Take the metrics of one step.
+
+        A resumed run takes the steps since its last checkpoint again, with the same figures, and
+        gives them again: a tracker shows each step once.
+        """
 
     def log_rollout(self, rollout: Rollout, step: int) -> None:
-        """Take one finished rollout; the default ignores it."""
+        """Take one finished rollout; the default ignores it. A resumed run may give one again."""
 
     @abstractmethod
     def finish(self) -> None:

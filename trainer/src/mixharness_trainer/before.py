@@ -9,9 +9,13 @@ from mixharness.errors import ConfigError
 from mixharness.logs import EVENTS_FILE
 from mixharness.plugins import Registry
 from mixharness.runs import Parts, build_parts
+from mixharness_trainer.composition import problems as composition_problems
 from mixharness_trainer.tables import PolicyTable, TrainerTable
 
 Problem = tuple[str, str]
+
+FREE_TO_CHANGE = ("tracker", "rollout.concurrency", "rollout.max_infra_retries", "rollout.port")
+"""Keys of the run file that a resumed run may have changed: no weight depends on them."""
 
 
 async def check(config: RunConfig, registry: Registry) -> None:
@@ -46,6 +50,17 @@ def claim(run_dir: Path) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
 
 
+def find_run(run_dir: Path) -> None:
+    """Refuse a folder in which there is no run to resume.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not (run_dir / EVENTS_FILE).exists():
+        message = f"no run in {run_dir} to go on with; start one without --resume"
+        raise ConfigError("the command line", [("--resume", message)])
+
+
 def _optimizer_problems(config: RunConfig, registry: Registry, parts: Parts) -> list[Problem]:
     if config.optimizer is None:
         names = ", ".join(registry.names("optimizer"))
@@ -62,12 +77,13 @@ def _optimizer_problems(config: RunConfig, registry: Registry, parts: Parts) -> 
 
 def _task_problems(config: RunConfig, parts: Parts) -> list[Problem]:
     settings: TrainerTable = config.table("trainer")  # type: ignore[assignment]
-    there, wanted = len(parts.tasks["train"]), settings.tasks_per_step
+    there = len(parts.tasks["train"])
     if not there:
         return [("task_source", 'nothing to train on: none has use = "train"')]
-    if there < wanted:
-        return [("trainer.tasks_per_step", f"{wanted} is more than the {there} tasks to train on")]
-    return []
+    if settings.max_staleness and settings.resample_zero_variance:
+        message = "draws groups within a step, which does not wait for them with max_staleness > 0"
+        return [("trainer.resample_zero_variance", message)]
+    return composition_problems(parts.slots, settings.tasks_per_step, there)
 
 
 def _policy_problems(config: RunConfig, parts: Parts) -> list[Problem]:

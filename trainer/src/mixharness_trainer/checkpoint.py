@@ -1,7 +1,8 @@
 """Saves and resumes all that training depends on, without pickle. Publishing is weights.py's.
 
 A checkpoint is a Hugging Face folder, which any engine loads, with a subfolder `trainer/` for
-AdamW's state, the random state and the counters, and for the critic with all of its own.
+AdamW's state and the counters, and for the critic with all of its own. No generator's state is in
+it: what is random in a step is drawn from the run's seed and the step's number.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import structlog
-import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -41,12 +41,26 @@ class CriticState(BaseModel):
     updates: int
 
 
-class CheckpointState(BaseModel):
-    """`trainer/state.json`."""
+class LoopState(BaseModel):
+    """How far the train loop is."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format: int = 1
+    step: int = 0
+    """Steps taken, those without an update included: the cursor in the tasks' order."""
+    history: list[dict[str, Any]] = Field(default_factory=list)
+    """The metrics of each step."""
+    wall_s: float = 0.0
+    """Time taken; what was lost by kills is not in it."""
+
+
+class CheckpointState(BaseModel):
+    """`trainer/state.json`."""
+
+    # A gap may be no number, which pydantic would write as null and not read again.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+    format: Literal[2] = 2
     step: int
     policy_version: int
     lr: float
@@ -56,8 +70,7 @@ class CheckpointState(BaseModel):
     render_rules: list[str]
     """Rules that shaped what the policy read, as `name@version`."""
     critic: CriticState | None = None
-    loop: dict[str, Any]
-    """What the train loop wants back, e.g. the tasks still to come."""
+    loop: LoopState
 
 
 def save_checkpoint(
@@ -65,7 +78,7 @@ def save_checkpoint(
     folder: Path,
     *,
     render_rules: Sequence[str] = (),
-    loop: Mapping[str, Any] | None = None,
+    loop: LoopState | None = None,
 ) -> None:
     """Save so that `folder` holds, at every moment, a whole checkpoint: the old one or this.
 
@@ -78,10 +91,10 @@ def save_checkpoint(
     policy.save(target)
     note_rules(target, render_rules)
     (target / "trainer").mkdir()
-    save_file(_tensors(policy), target / _TENSORS)
+    save_file(_contiguous(optimizer_state(policy)), target / _TENSORS)
     if policy.critic is not None:
         save_file(_contiguous(policy.critic.tensors()), target / _CRITIC)
-    state = _state(policy, render_rules, loop or {})
+    state = _state(policy, render_rules, loop or LoopState())
     (target / _STATE).write_text(state.model_dump_json(indent=2) + "\n")
     for file in (path for path in target.rglob("*") if path.is_file()):
         with file.open("rb") as opened:
@@ -90,14 +103,19 @@ def save_checkpoint(
     link.unlink(missing_ok=True)
     link.symlink_to(target.name)
     link.replace(folder)
-    for older in folder.parent.glob(f"{folder.name}-*"):
-        if older != target:
-            shutil.rmtree(older)
+    remove_unfinished(folder)
     log.info("checkpoint_saved", step=policy.step)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a save that was killed left beside the checkpoint, and older ones."""
+    for other in folder.parent.glob(f"{folder.name}-*"):
+        if other.name != folder.readlink().name:
+            shutil.rmtree(other)
+
+
 def load_checkpoint(folder: Path, *, device: str = "auto") -> tuple[Policy, CheckpointState]:
-    """Return the policy as it was saved, and set torch's random state to the saved one.
+    """Return the policy as it was saved, and all else of the checkpoint.
 
     Raises:
         ConfigError: the folder holds no checkpoint, or one of another format.
@@ -112,7 +130,7 @@ def load_checkpoint(folder: Path, *, device: str = "auto") -> tuple[Policy, Chec
     )
     policy.step, policy.version = state.step, state.policy_version
     policy.gap_alarm.history[:] = state.gap_history
-    _restore(policy, load_file(folder / _TENSORS))
+    restore_adamw(policy.adamw, dict(policy.model.named_parameters()), load_file(folder / _TENSORS))
     if state.critic is not None:
         policy.critic = Critic.new(state.critic.settings, policy.model)
         policy.critic.updates = state.critic.updates
@@ -120,7 +138,7 @@ def load_checkpoint(folder: Path, *, device: str = "auto") -> tuple[Policy, Chec
     return policy, state
 
 
-def _state(policy: Policy, render_rules: Sequence[str], loop: Mapping[str, Any]) -> CheckpointState:
+def _state(policy: Policy, render_rules: Sequence[str], loop: LoopState) -> CheckpointState:
     adam, critic = policy.adamw.param_groups[0], None
     if policy.critic is not None:
         critic = CriticState(settings=policy.critic.settings, updates=policy.critic.updates)
@@ -133,26 +151,9 @@ def _state(policy: Policy, render_rules: Sequence[str], loop: Mapping[str, Any])
         gap_history=policy.gap_alarm.history,
         render_rules=list(render_rules),
         critic=critic,
-        loop=dict(loop),
+        loop=loop,
     )
-
-
-def _tensors(policy: Policy) -> dict[str, Tensor]:
-    tensors = {f"adamw.{name}": value for name, value in optimizer_state(policy).items()}
-    tensors["rng.cpu"] = torch.get_rng_state()
-    if policy.model.device.type == "cuda":
-        tensors["rng.cuda"] = torch.cuda.get_rng_state(policy.model.device)
-    return _contiguous(tensors)
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
-
-
-def _restore(policy: Policy, tensors: dict[str, Tensor]) -> None:
-    torch.set_rng_state(tensors.pop("rng.cpu"))
-    cuda = tensors.pop("rng.cuda", None)
-    if cuda is not None and policy.model.device.type == "cuda":
-        torch.cuda.set_rng_state(cuda, policy.model.device)
-    state = {name.removeprefix("adamw."): tensor for name, tensor in tensors.items()}
-    restore_adamw(policy.adamw, dict(policy.model.named_parameters()), state)

@@ -51,16 +51,23 @@ class ColdStart:
 
     @property
     def folder(self) -> Path:
-        """Return where the finished policy stands, in Hugging Face layout."""
+        """Return where the policy stands once it is finished, in Hugging Face layout."""
         return self.run_dir / "policy"
+
+    @property
+    def draft(self) -> Path:
+        """Return where it stands until then."""
+        return self.run_dir / "cold_start" / "policy"
 
 
 async def cold_start(job: ColdStart) -> Path:
-    """Make the policy and return its folder.
+    """Make the policy and return its folder; one that a run made before it was killed is kept.
 
     Raises:
         ConfigError: no demonstration is fit to imitate.
     """
+    if job.folder.exists():
+        return job.folder
     table = job.table
     shape = PolicyShape(
         layers=table.layers,
@@ -74,14 +81,14 @@ async def cold_start(job: ColdStart) -> Path:
     tokenizer = await anyio.to_thread.run_sync(
         partial(train_bpe, texts, vocab_size=table.vocab_size)
     )
-    new_policy(job.folder, tokenizer, shape, seed=job.config.seed)
-    demonstrations = await _play(job, "demonstrations", tokenizer=str(job.folder))
+    new_policy(job.draft, tokenizer, shape, seed=job.config.seed)
+    demonstrations = await _play(job, "demonstrations", tokenizer=str(job.draft))
     stop = threading.Event()
     try:
         await anyio.to_thread.run_sync(_imitate, job, demonstrations, stop)
     finally:
         stop.set()  # a cancel leaves the thread behind, and the process would wait for it
-    return job.folder
+    return job.draft.rename(job.folder)
 
 
 async def _play(
@@ -103,9 +110,11 @@ async def _play(
     sampling = job.config.sampling.model_copy(update={"max_tokens": engine.config.context})
     config = replace(job.config, sampling=sampling)
     async with open_run(config, job.registry, job.run_dir / "cold_start", engine) as run:
+        # The tokenizer is for every harness; demonstrations are of those trained in.
+        slots = [slot for slot in run.slots if slot.trained or not tokenizer]
         requests = [
             RolloutRequest(task=task, slot=slot, sample=0, stage=stage)
-            for task, slot in zip(run.tasks["cold_start"][:limit], cycle(run.slots), strict=False)
+            for task, slot in zip(run.tasks["cold_start"][:limit], cycle(slots), strict=False)
         ]
         return await collect(run.runner, requests, config.rollout.concurrency, job.on_done)
 
@@ -125,7 +134,7 @@ async def _captured_texts(job: ColdStart) -> list[str]:
 def _imitate(job: ColdStart, demonstrations: Sequence[Rollout], stop: threading.Event) -> None:
     """Fine-tune the fresh policy on the demonstrations and save it over itself."""
     table = job.table
-    policy = Policy.load(job.folder, lr=table.lr)
+    policy = Policy.load(job.draft, lr=table.lr)
     optimizer = Sft(SftConfig(pass_threshold=table.pass_threshold))
     pruning = job.config.pruning
     groups = group_rollouts(demonstrations, optimizer.min_group_size, pruning).groups
@@ -139,7 +148,7 @@ def _imitate(job: ColdStart, demonstrations: Sequence[Rollout], stop: threading.
         policy.set_lr(table.lr * _schedule(number, len(batches)))
         metrics = update(policy, batch, optimizer, settings)
         log.info("cold_start_update", update=number + 1, of=len(batches), loss=metrics["loss"])
-    policy.save(job.folder)
+    policy.save(job.draft)
 
 
 def _schedule(number: int, total: int) -> float:

@@ -12,6 +12,20 @@ from mixharness_trainer.tables import TABLES
 
 __all__ = ["TABLES", "register_commands"]
 
+LeaveOut = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--leave-out",
+        metavar="HARNESS",
+        help="Never train in this harness, by label, but evaluate in it; may be repeated.",
+    ),
+]
+
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with the run in the folder, at the step it was in."),
+]
+
 
 def register_commands(app: typer.Typer) -> None:
     """Add `mixharness train` and `mixharness engine start`."""
@@ -28,16 +42,25 @@ def train_command(
     seed: options.Seed = None,
     engine: options.Engine = None,
     optimizer: options.Optimizer = None,
+    leave_out: LeaveOut = None,
     settings: options.Settings = None,
     run_dir: options.RunDir = None,
+    resume: Resume = False,
 ) -> None:
     """Train a policy as the run file says, and write its run folder."""
     config = options.load(
-        ctx, run_file, seed=seed, engine=engine, optimizer=optimizer, settings=settings
+        ctx,
+        run_file,
+        seed=seed,
+        engine=engine,
+        optimizer=optimizer,
+        settings=settings,
+        parts={f"harness.{label}.weight": 0.0 for label in leave_out or ()},
     )
     from mixharness_trainer.train import run_training
 
-    run_training(config, options.registry_of(ctx), options.run_dir_of(config, run_dir))
+    folder = options.run_dir_of(config, run_dir)
+    run_training(config, options.registry_of(ctx), folder, resume=resume)
 
 
 def start_command(
@@ -51,7 +74,7 @@ def start_command(
 ) -> None:
     """Launch the vLLM servers of a run file, print their URLs, and serve until Ctrl-C."""
     config = options.load(ctx, run_file, seed=seed, engine=engine, settings=settings)
-    from mixharness_trainer.engines.vllm_start import Listen, serve
+    from mixharness_trainer.engines.vllm.serve import Listen, serve
 
     run_interruptible(
         serve(config, Listen(host=host, port=port), lambda urls: show.line("\n".join(urls)))

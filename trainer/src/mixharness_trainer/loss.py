@@ -85,7 +85,8 @@ def correction_weights(logps: LogProbs, mode: Correction, cap: float = CORRECTIO
             return gap_E.exp().clamp(max=cap)
         case "mask":
             ratio_E = gap_E.exp()
-            return ratio_E * ((ratio_E <= cap) & (ratio_E >= 1 / cap))
+            # Not a product with the mask: a ratio beyond all floats times 0 is no number.
+            return ratio_E.where((ratio_E <= cap) & (ratio_E >= 1 / cap), 0.0)
         case "sequence":
             size = int(logps.rollout_index.max()) + 1 if len(gap_E) else 0
             total = gap_E.new_zeros(size).index_add(0, logps.rollout_index, gap_E)

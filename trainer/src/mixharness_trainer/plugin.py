@@ -14,7 +14,7 @@ from mixharness.optimizer import Optimizer
 def register_engines() -> Sequence[type[InferenceEngine[Any]]]:
     """Return `hf` and `vllm`."""
     from mixharness_trainer.engines.hf import HfEngine
-    from mixharness_trainer.engines.vllm import VllmEngine
+    from mixharness_trainer.engines.vllm.engine import VllmEngine
 
     return [HfEngine, VllmEngine]
 

@@ -21,7 +21,8 @@ def step_metrics(
     """Return reward, contrast and failures per harness label.
 
     `contrast/<label>` is the share of that harness's groups that teach anything; where it is 0,
-    `contrast_note/<label>` says why.
+    `contrast_note/<label>` says why. A harness without a rollout in this step (it is left out, or
+    drew no group) has no figures.
 
     Args:
         slots: the run's.
@@ -38,6 +39,8 @@ def step_metrics(
     for slot in slots:
         label, groups = slot.label, by_label[slot.label]
         mine = [r for r in rollouts if r.key.harness == label]
+        if not mine:
+            continue
         usable = [r.reward for r in mine if r.usable]
         with_contrast = learned.get(f"groups_with_contrast/{label}", 0)
         metrics[f"reward/{label}"] = fmean(usable) if usable else None

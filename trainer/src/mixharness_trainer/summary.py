@@ -40,7 +40,8 @@ def write_summary(run_dir: Path, policy: Policy, outcome: Outcome) -> dict[str, 
 
     `diff_low` and `diff_high` bound the 95 % interval of the difference, paired over tasks. The
     fidelity figures, and `kept` against `excluded`, are over all rollouts of the run, evaluation
-    included. `grad_norm` is the mean over the steps, as in `update`.
+    included. `grad_norm` and `gradient_cosine` are means over the steps, as in `update`. A harness
+    is `trained` when the loop collected rollouts in it: not when it was left out.
     """
     rollouts, pruning = load_rollouts(run_dir), pruning_of(run_dir)
     excluding = exclusions(rollouts, load_set_aside(run_dir), pruning)
@@ -48,6 +49,7 @@ def write_summary(run_dir: Path, policy: Policy, outcome: Outcome) -> dict[str, 
     for label, figures in audit(rollouts, pruning).items():
         harnesses[label] = {
             **_gain(outcome.before.get(label, {}), outcome.after.get(label, {})),
+            "trained": any(f"reward/{label}" in step for step in outcome.history),
             "rollouts": figures.rollouts,
             "failures": sum(figures.failures.values()),
             "failures_by_kind": dict(figures.failures),
@@ -58,13 +60,17 @@ def write_summary(run_dir: Path, policy: Policy, outcome: Outcome) -> dict[str, 
             "unexplained_loss": figures.unexplained_loss,
             "groups": int(sum(_series(outcome, f"groups/{label}"))),
             "groups_with_contrast": int(sum(_series(outcome, f"groups_with_contrast/{label}"))),
+            "stale_groups": int(sum(_series(outcome, f"stale_groups/{label}"))),
+            "tokens": int(sum(_series(outcome, f"tokens/{label}"))),
             "grad_norm": _mean_of(_series(outcome, f"grad_norm/{label}")),
         }
     summary = {
         "harnesses": harnesses,
         "wall_s": round(outcome.wall_s, 1),
         "steps": len(outcome.history),
+        "stale_groups": int(sum(_series(outcome, "stale_groups"))),
         "grad_norm": _mean_of(_series(outcome, "grad_norm")),
+        "gradient_cosine": _cosines(outcome),
         "weight_hash": weight_hash(policy),
         "optimizer_hash": optimizer_hash(policy),
     }
@@ -83,6 +89,13 @@ def _series(outcome: Outcome, key: str) -> list[float]:
     """Return the finite values of a figure, step by step."""
     values = (step.get(key) for step in outcome.history)
     return [float(value) for value in values if value is not None and math.isfinite(value)]
+
+
+def _cosines(outcome: Outcome) -> dict[str, float]:
+    """Return the mean cosine of each pair of harnesses, by `<harness>/<harness>`."""
+    prefix = "gradient_cosine/"
+    keys = sorted({key for step in outcome.history for key in step if key.startswith(prefix)})
+    return {key.removeprefix(prefix): fmean(_series(outcome, key)) for key in keys}
 
 
 def _mean_of(values: Sequence[float]) -> float:

@@ -29,8 +29,14 @@ class TrainerTable(Table):
 
     steps: int = Field(20, ge=0)
     tasks_per_step: int = Field(4, gt=0)
-    """Tasks drawn per step; each is tried `group_size` times in every harness."""
+    """Tasks drawn per step; each is tried `group_size` times in every harness, unless harnesses
+    differ in `weight` or fix their `groups`."""
     group_size: int = Field(8, gt=0)
+    max_staleness: int = Field(0, ge=0)
+    """Most updates that the weights may have had since any token of a group was sampled. With 0 a
+    step's rollouts are all sampled by the weights that it trains. Above that, rollouts of later
+    steps start while it waits and go on while it updates; it takes the first groups to be complete,
+    and those that grow older are dropped whole (`stale_groups`)."""
     lr: float = Field(5e-4, ge=0.0)
     """Learning rate of AdamW; 0 runs everything and changes nothing."""
     weight_decay: float = Field(0.0, ge=0.0)
@@ -42,6 +48,12 @@ class TrainerTable(Table):
     drop_unanimous: bool = False
     """Take groups without any advantage out of the loss's denominators. It does not apply to an
     optimizer with a critic, for which such groups teach like others."""
+    gradient_cosine_every: int = Field(10, ge=0)
+    """Steps between measurements of how far the harnesses' gradients agree, pair by pair; 0 makes
+    none. It takes no more memory on the GPU, and in the host's a gradient per harness."""
+    resample_zero_variance: int = Field(0, ge=0)
+    """Rounds in which groups without any advantage give way to fresh ones, of other tasks in the
+    same harness, before the update; not with a critic."""
     max_tokens_per_batch: int = Field(8192, gt=0)
     """Packed tokens of one forward pass; only memory and speed depend on it."""
     checkpoint_every: int = Field(10, gt=0)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from functools import partial
+from itertools import chain, count, groupby
 from typing import Any
 
 import structlog
@@ -23,6 +24,7 @@ from torch import Tensor
 from mixharness.errors import ConfigError
 from mixharness.optimizer import Edges, Optimizer
 from mixharness.types import RolloutGroup
+from mixharness_trainer.conflict import GradientShares
 from mixharness_trainer.critic import Critic
 from mixharness_trainer.edges import edge_states, edge_values, head_divergence, head_values
 from mixharness_trainer.loss import GroupCounts, token_weights
@@ -48,6 +50,8 @@ class UpdateSettings:
     """Tokens of one forward pass. Changes speed and memory, never the gradient."""
     drop_unanimous: bool = False
     """Take groups without any advantage out of the loss's denominators; not with a critic."""
+    gradient_cosine_every: int = 0
+    """Updates between measurements of the cosine between harnesses' gradients; 0: none."""
     fake_logprobs: bool = False
     """The rollouts' log-probs are made up (the engine says so)."""
 
@@ -64,6 +68,8 @@ def update(
     section 5). Nothing moves when no group is left or no token is trained. `grad_norm` is that of
     the parameters' gradient; `grad_norm/<harness>` that of the loss's gradient with respect to the
     log-probs of that harness's tokens: above 0 exactly when the harness has a say in the update.
+    `gradient_cosine/<harness>/<harness>` is of the parameters' gradients, value loss of a shared
+    trunk included; mean over the minibatches of the first epoch.
 
     A critic says its values before anything moves, and learns beside the policy, minibatch by
     minibatch; in its pretraining it learns alone.
@@ -117,6 +123,15 @@ class _Scored:
 
 def _has_contrast(members: Sequence[Member]) -> bool:
     return any(any(member.advantages) for member in members)
+
+
+def _by_contrast(groups: Sequence[list[Member]]) -> list[list[Member]]:
+    """Return the members of groups with contrast, and those of the others, where there are any."""
+    kinds = [
+        [m for group in groups if _has_contrast(group) is kind for m in group]
+        for kind in (True, False)
+    ]
+    return [kind for kind in kinds if kind]
 
 
 def _score(
@@ -173,11 +188,12 @@ def _weigh(scored: Sequence[_Scored], normalization: str) -> list[list[Member]]:
 
 
 def _harness_metrics(scored: Sequence[_Scored]) -> dict[str, int]:
-    """Return the number of groups, and of those that teach anything, per harness."""
+    """Return the number of groups, of those that teach anything, and of tokens, per harness."""
     metrics: Counter[str] = Counter()
     for item in scored:
         metrics[f"groups/{item.harness}"] += 1
         metrics[f"groups_with_contrast/{item.harness}"] += item.has_contrast
+        metrics[f"tokens/{item.harness}"] += sum(m.tree.trained_tokens for m in item.members)
     return dict(metrics)
 
 
@@ -187,11 +203,15 @@ class _Step:
     def __init__(self, policy: Policy, optimizer: Optimizer[Any], settings: UpdateSettings) -> None:
         self.policy, self.optimizer, self.settings = policy, optimizer, settings
         self.critic = policy.critic if optimizer.critic is not None else None
+        every = settings.gradient_cosine_every
+        self.apart = bool(every) and policy.step % every == 0
+        """Whether each harness's gradient is taken apart."""
 
     def run(self, groups: list[list[Member]]) -> dict[str, float]:
         """Take the steps and return their figures."""
-        minibatches = [self._pack(part) for part in self._deal(groups)]
         harness_of = {m.rollout: m.harness for members in groups for m in members}
+        self.apart = self.apart and len(set(harness_of.values())) > 1
+        minibatches = [self._pack(part) for part in self._deal(groups)]
         self.figures = UpdateFigures(passes=self.settings.epochs, harness_of=harness_of)
         if self.critic is not None and self.critic.pretraining:
             self._pretrain(self.critic, minibatches)
@@ -209,10 +229,32 @@ class _Step:
             olds = [[self._frozen(batch) for batch in part] for part in minibatches]
         for epoch in range(self.settings.epochs):
             for batches, old in zip(minibatches, olds, strict=True):
-                for batch, old_E in zip(batches, old, strict=True):
-                    self._accumulate(batch, old_E, scale=len(minibatches), first=epoch == 0)
+                pairs = list(zip(batches, old, strict=True))
+                gradient = partial(self._accumulate, scale=len(minibatches), first=epoch == 0)
+                if self.apart and epoch == 0:
+                    self._accumulate_apart(pairs, gradient)
+                else:
+                    for batch, old_E in pairs:
+                        gradient(batch, old_E)
                 self._descend()
                 self._descend_critic()
+
+    def _accumulate_apart(
+        self,
+        pairs: Sequence[tuple[PackedBatch, Tensor | None]],
+        gradient: Callable[[PackedBatch, Tensor | None], None],
+    ) -> None:
+        """Add all batches' gradients harness by harness, and note how far they agree."""
+        shares = GradientShares(self.policy.model.parameters())
+        for harness, same in groupby(pairs, key=lambda pair: self._harness_of(pair[0])):
+            for batch, old_E in same:
+                gradient(batch, old_E)
+            shares.take(harness)
+        self.figures.cosines.append(shares.put_back())
+
+    def _harness_of(self, batch: PackedBatch) -> str:
+        """Return the harness of a batch that was packed apart."""
+        return self.figures.harness_of[int(batch.rollout_E[0])]
 
     def _pretrain(self, critic: Critic, minibatches: list[list[PackedBatch]]) -> None:
         """Let the critic learn alone; of the policy, only its gap to the engine is looked at."""
@@ -239,15 +281,17 @@ class _Step:
         """Pack groups without contrast apart: their batches need no backward pass.
 
         Groups of one kind are merged into one tree, so that system prompt and tools, which all
-        tasks of a harness share, are read once.
+        tasks of a harness share, are read once. Where harnesses are taken apart, no batch has two.
         """
         limit, policy = self.settings.max_tokens_per_batch, self.policy
-        kinds = [
-            [m for group in groups if _has_contrast(group) is kind for m in group]
-            for kind in (True, False)
+        parts: dict[str, list[list[Member]]] = defaultdict(list)
+        for group in groups:
+            parts[group[0].harness if self.apart else ""].append(group)
+        packs = [
+            pack(_by_contrast(part), max_tokens=limit, layout=policy.layout)
+            for part in parts.values()
         ]
-        batches = pack([k for k in kinds if k], max_tokens=limit, layout=policy.layout)
-        return [batch.to(policy.model.device) for batch in batches]
+        return [batch.to(policy.model.device) for batch in chain.from_iterable(packs)]
 
     @torch.no_grad()
     def _frozen(self, batch: PackedBatch) -> Tensor:

@@ -37,6 +37,9 @@ class UpdateFigures:
     pulls: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Squared gradient of the loss by log-prob, per harness."""
 
+    cosines: list[dict[str, float]] = field(default_factory=list)
+    """Of the gradients of two harnesses, by `<harness>/<harness>`, one for each minibatch."""
+
     def note(self, batch: PackedBatch, figures: Mapping[str, float]) -> None:
         """Count a pass over a batch, with figures that are means over its edges."""
         self.sums["edges"] += batch.num_edges
@@ -65,11 +68,19 @@ class UpdateFigures:
             "loss": self.sums["loss"],
             "grad_norm": fmean(self.grad_norms) if self.grad_norms else 0.0,
             **{f"grad_norm/{harness}": pull**0.5 for harness, pull in self.pulls.items()},
+            **self._cosine_metrics(),
             "steps_skipped": self.sums["steps_skipped"],
             "tokens": self.sums["edges"] / self.passes,
             "tokens_read": self.sums["tokens_read"] / self.passes,
             **means,
             **self._critic_metrics(),
+        }
+
+    def _cosine_metrics(self) -> dict[str, float]:
+        pairs = sorted({pair for cosines in self.cosines for pair in cosines})
+        return {
+            f"gradient_cosine/{pair}": fmean(c[pair] for c in self.cosines if pair in c)
+            for pair in pairs
         }
 
     def _critic_metrics(self) -> dict[str, float]:

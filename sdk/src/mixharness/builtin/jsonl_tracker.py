@@ -21,7 +21,10 @@ class JsonlTrackerConfig(ComponentConfig):
 
 
 class JsonlTracker(Tracker[JsonlTrackerConfig]):
-    """Appends to a file, flushed after every line so that a killed run keeps its history."""
+    """Appends to a file, flushed after every line so that a killed run keeps its history.
+
+    A resumed run takes steps again; their lines are there and stay, so that each is there once.
+    """
 
     name = "jsonl"
     config_type = JsonlTrackerConfig
@@ -29,11 +32,18 @@ class JsonlTracker(Tracker[JsonlTrackerConfig]):
     def __init__(self, config: JsonlTrackerConfig) -> None:
         super().__init__(config)
         self._file: IO[bytes] | None = None
+        self._there: frozenset[int] = frozenset()
+        """Steps that were logged before `start`."""
 
     def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
         """Open the file; a resumed run appends."""
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._file = (run_dir / self.config.file).open("ab")
+        path = run_dir / self.config.file
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        whole = [line for line in lines if line.endswith(b"\n")]
+        self._there = frozenset(orjson.loads(line)["step"] for line in whole)
+        self._file = path.open("ab")
+        self._file.truncate(sum(map(len, whole)))  # a kill may leave half a line
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Write one line. Numbers that are not finite become strings, which JSON can hold.
@@ -43,6 +53,8 @@ class JsonlTracker(Tracker[JsonlTrackerConfig]):
         """
         if self._file is None:
             raise RuntimeError("log before start")
+        if step in self._there:
+            return
         line = {"step": step, **{key: _plain(value) for key, value in metrics.items()}}
         self._file.write(orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS) + b"\n")
         self._file.flush()

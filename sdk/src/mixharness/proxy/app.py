@@ -43,7 +43,7 @@ from mixharness.proxy.renderer import ChatRenderer
 from mixharness.proxy.server import Server
 from mixharness.proxy.session import ProxySession
 from mixharness.proxy.streaming import Exchange
-from mixharness.types import Limits
+from mixharness.types import Limits, ModelCall
 
 __all__ = ["Pausable", "Proxy", "ProxySession", "ProxySettings"]
 
@@ -141,7 +141,7 @@ class Proxy:
         if self._serving is None:
             raise RuntimeError("the proxy is not started")
         self._forget_closed()
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", rollout_id)
+        name = _session_name(rollout_id)
         if name in self._sessions:
             raise ValueError(f"a session of rollout {rollout_id!r} is open")
         secret = secrets.token_urlsafe(24)
@@ -156,6 +156,11 @@ class Proxy:
         )
         self._sessions[name] = ProxySession(self._serving, spec)
         return self._sessions[name]
+
+    def calls_of(self, rollout_id: str) -> tuple[ModelCall, ...]:
+        """Return what an open session has recorded so far; nothing where none is open."""
+        session = self._sessions.get(_session_name(rollout_id))
+        return () if session is None or session.closed else session.calls
 
     def find(self, name: str, secret: str, key: str) -> ProxySession:
         """Return the session a request belongs to (rule 11).
@@ -213,6 +218,10 @@ class Proxy:
         for name in [name for name, session in self._sessions.items() if session.closed]:
             del self._sessions[name]
             self._ended.add(name)
+
+
+def _session_name(rollout_id: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", rollout_id)
 
 
 def _routes(proxy: Proxy) -> Starlette:

@@ -5,6 +5,7 @@ One rollout's retries are scheduler.py's; dropping what stays too small is the t
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ log = structlog.get_logger()
 async def collect_groups(
     runner: Runner,
     requests: Sequence[RolloutRequest],
-    concurrency: int,
+    concurrency: int | asyncio.Semaphore,
     on_done: Callable[[Rollout], None] | None = None,
     pruning: Pruning = DEFAULT_PRUNING,
 ) -> list[Rollout]:
@@ -36,7 +37,7 @@ async def collect_groups(
     Args:
         runner: the parts of the run.
         requests: whole groups; all of one stage.
-        concurrency: most rollouts at a time.
+        concurrency: most rollouts at a time; a semaphore counts those of other calls too.
         on_done: told of each rollout, refills included.
         pruning: the run's; it drops rollouts too.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import structlog
 
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 async def collect(
     runner: Runner,
     requests: Sequence[RolloutRequest],
-    concurrency: int,
+    concurrency: int | asyncio.Semaphore,
     on_done: Callable[[Rollout], None] | None = None,
     settled: Container[GroupKey] = (),
 ) -> list[Rollout]:
@@ -27,27 +27,27 @@ async def collect(
 
     Those already on disk are loaded, so a killed run goes on where it was (rule 10); what ended
     with an infrastructure failure is run anew, but not in a `settled` group. Each rollout is on
-    disk before `on_done` sees it. A cancel stops all and releases every sandbox.
+    disk before `on_done` sees it. A cancel stops all and releases every sandbox. A semaphore in
+    place of a number counts the rollouts of other calls too: first come, first served.
 
     Raises:
         ConfigError: a task names a verifier that the run does not have, or two requests have one
             id; nothing was started.
     """
     _check(runner, requests)
-    results: dict[int, Rollout] = {}
-    queue = iter(enumerate(requests))
+    places = asyncio.Semaphore(concurrency) if isinstance(concurrency, int) else concurrency
 
-    async def work(queue: Iterator[tuple[int, RolloutRequest]]) -> None:
-        for index, request in queue:
+    async def work(request: RolloutRequest) -> Rollout:
+        async with places:
             stored = _stored(runner, request, request.key in settled)
-            results[index] = stored or await _finish(runner, request)
+            rollout = stored or await _finish(runner, request)
             if on_done is not None:
-                on_done(results[index])
+                on_done(rollout)
+            return rollout
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(requests))):
-            group.create_task(work(queue))
-    return [results[index] for index in range(len(requests))]
+        tasks = [group.create_task(work(request)) for request in requests]
+    return [task.result() for task in tasks]
 
 
 async def _finish(runner: Runner, request: RolloutRequest) -> Rollout:

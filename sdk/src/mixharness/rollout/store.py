@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,15 @@ _rollouts: TypeAdapter[Rollout] = TypeAdapter(Rollout)
 
 
 class RunStore:
-    """The `rollouts/` folder of a run.
+    """The `rollouts/` and `stages/` folders of a run.
 
     `rollouts/<id>/` holds the last attempt; those before it are kept as `rollouts/<id>~<n>/`.
+    `stages/<stage>.json` lists the rollouts of a stage that was collected to its end.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self.folder = run_dir / "rollouts"
+        self._stages = run_dir / "stages"
 
     def path(self, rollout_id: str) -> Path:
         """Return the folder of a rollout's last attempt."""
@@ -61,6 +63,18 @@ class RunStore:
         # A rollout whose sandbox did not start never had a proxy session.
         calls = read_calls(folder) if (folder / CALLS).exists() else ()
         return replace(rollout, calls=calls)
+
+    def note_collected(self, stage: str, rollouts: Sequence[Rollout]) -> None:
+        """Note that a stage is collected, with its rollouts in the order that they are used in."""
+        self._stages.mkdir(exist_ok=True)
+        data = orjson.dumps([rollout.id for rollout in rollouts])
+        write_atomically(self._stages / f"{stage}.json", data)
+
+    def collected(self, stage: str) -> list[str] | None:
+        """Return the ids of a collected stage, in order; None before it is collected."""
+        file = self._stages / f"{stage}.json"
+        ids: list[str] | None = orjson.loads(file.read_bytes()) if file.exists() else None
+        return ids
 
     def finished(self) -> list[str]:
         """Return the ids of all finished rollouts, sorted."""

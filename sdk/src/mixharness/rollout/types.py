@@ -28,7 +28,14 @@ class HarnessSlot:
     """None for a harness without a program of its own."""
     limits: Limits
     weight: float = 1.0
-    """Share of the rollouts, relative to the other slots."""
+    """Share of a training step's groups, relative to the other slots."""
+    groups: int | None = None
+    """Fixed number of groups per training step, in place of a share."""
+
+    @property
+    def trained(self) -> bool:
+        """Say whether the run trains in this harness; it evaluates in all."""
+        return self.weight > 0 and self.groups != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

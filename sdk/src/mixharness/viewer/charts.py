@@ -28,6 +28,12 @@ def training_charts(metrics: Metrics, summary: Mapping[str, Any]) -> list[str]:
         _failures(steps),
         _lines("Loss", steps, {"loss": "loss"}),
         _lines("Gradient norm", steps, {"grad_norm": "grad_norm"}),
+        _lines(
+            "Cosine between the harnesses' gradients",
+            steps,
+            _labels(steps, "gradient_cosine/"),
+            y_range=(-1, 1),
+        ),
         _lines("Cold start: SFT loss", cold, {"loss": "loss"}),
         _lines("Seconds per step", steps, _labels(steps, "time/"), stacked=True),
     ]

@@ -29,7 +29,7 @@ class RunProgress:
         self._harnesses = tuple(harnesses)
         self._stage = "starting"
         self._metrics: Mapping[str, Any] = {}
-        self._done = self._calls = self._failures = 0
+        self._done = self._found = self._calls = self._failures = 0
         self._started = self._steps_started = time.monotonic()
         self._live = Live(
             console=self._console, get_renderable=self._render, refresh_per_second=4, transient=True
@@ -48,10 +48,14 @@ class RunProgress:
     ) -> None:
         self._live.stop()
 
+    def go_on(self, history: Sequence[Mapping[str, Any]]) -> None:
+        """Take the steps of a run that is resumed, in the form of metrics.jsonl."""
+        self._done = self._found = len(history)
+
     def stage(self, name: str) -> None:
         """Say what the run does now, e.g. `cold start` or `eval before`."""
         self._stage = name
-        if not self._done:
+        if self._done == self._found:
             self._steps_started = time.monotonic()
         if not self._console.is_terminal:
             self._console.print(f"{_clock(self._elapsed_s)}  {name}", highlight=False)
@@ -75,10 +79,11 @@ class RunProgress:
     @property
     def _left_s(self) -> float | None:
         """Seconds left, from the mean time of the steps so far."""
-        if not self._done:
+        taken = self._done - self._found
+        if not taken:
             return None
         spent = time.monotonic() - self._steps_started
-        return spent / self._done * max(0, self._total - self._done)
+        return spent / taken * max(0, self._total - self._done)
 
     def _figures(self) -> list[tuple[str, str]]:
         left = self._left_s

@@ -21,7 +21,9 @@ _COLUMNS = (
     ("bridge_rate", "bridge rate", ".3f"),
     ("delivered_fraction", "delivered", ".3f"),
     ("unexplained_loss", "unexplained loss", ".3g"),
+    ("groups", "groups", ",d"),
     ("groups_with_contrast", "groups with contrast", ",d"),
+    ("tokens", "trained tokens", ",d"),
     ("grad_norm", "gradient norm", ".2e"),
 )
 _SHARES = (
@@ -37,7 +39,7 @@ def result_table(harnesses: Mapping[str, Mapping[str, Any]]) -> str:
     if not harnesses:
         return '<p class="note">The run has no summary yet.</p>'
     rows = [
-        _name(label, color)
+        _name(label if harnesses[label].get("trained", True) else f"{label} (left out)", color)
         + "".join(_cell(harnesses[label], key, form) for key, _, form in _COLUMNS)
         for label, color in colors(harnesses).items()
     ]

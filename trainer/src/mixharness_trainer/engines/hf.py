@@ -30,6 +30,7 @@ from mixharness.engine import (
 from mixharness.errors import EngineError
 from mixharness.types import VersionSpan
 from mixharness_trainer.engines import hf_model
+from mixharness_trainer.engines.hf_draws import Draws
 from mixharness_trainer.engines.model_folder import (
     ModelFolderConfig,
     model_folder,
@@ -64,6 +65,7 @@ class HfConfig(ModelFolderConfig):
     max_requests: int = Field(default=64, ge=1)
     """Most requests in one step; the others wait their turn."""
     seed: int = 0
+    """Decides, with a request's id and the token's place, how each token is drawn."""
 
 
 class HfEngine(InferenceEngine[HfConfig]):
@@ -76,6 +78,7 @@ class HfEngine(InferenceEngine[HfConfig]):
         super().__init__(config)
         self._model: PreTrainedModel | None = None
         self._manager: ContinuousBatchingManager | None = None
+        self._draws = Draws(config.seed)
         self._tokenizer: EngineTokenizer | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._waiting: dict[str, asyncio.Future[GenerationOutput]] = {}
@@ -112,6 +115,7 @@ class HfEngine(InferenceEngine[HfConfig]):
             starter.join()
             self._watcher = asyncio.create_task(self._watch())
             await self.generate(_FIRST_REQUEST)
+            self._draws.sample_for(self._running_manager())
         finally:
             torch.set_num_threads(threads)
         log.info("engine_started", engine=self.name, model=self.config.model)
@@ -166,6 +170,7 @@ class HfEngine(InferenceEngine[HfConfig]):
         context = self.config.context or model.config.get_text_config().max_position_embeddings
         self._tokenizer = read_tokenizer(self.config, context)
         self._manager = hf_model.make_manager(model, self._batching(model, context))
+        self._draws.join(self._manager)
         self._model = model
 
     def _batching(self, model: PreTrainedModel, context: int) -> dict[str, Any]:

@@ -83,7 +83,8 @@ class Grpo(Optimizer[GrpoConfig]):
             kl_E = self._kl(edges)
             metrics["kl_ref"] = float(kl_E.detach().mean())
             objective_E = objective_E - self.config.beta * kl_E
-        return LossOutput(corrected_loss(edges, self.config, objective_E), metrics)
+        loss, limited = corrected_loss(edges, self.config, objective_E)
+        return LossOutput(loss, metrics | limited)
 
     def _kl(self, edges: Edges) -> Tensor:
         if self.config.kl == "exact" and edges.kl_ref is not None:

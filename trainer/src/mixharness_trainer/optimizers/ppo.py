@@ -99,8 +99,9 @@ class Ppo(Optimizer[PpoConfig]):
 
         Source: ClawGym II (arXiv:2608.16798), L_PPO, of which it is the negative.
         """
-        objective_E, metrics = clipped_objective(edges, self.config)
-        return LossOutput(corrected_loss(edges, self.config, objective_E), metrics)
+        objective_E, clipped = clipped_objective(edges, self.config)
+        loss, limited = corrected_loss(edges, self.config, objective_E)
+        return LossOutput(loss, clipped | limited)
 
     @property
     def _telescopes(self) -> bool:

@@ -42,8 +42,10 @@ def clipped_objective(edges: Edges, config: SurrogateConfig) -> tuple[Tensor, di
     return free_E.minimum(bound_E), {"ratio_clipped": float((bound_E < free_E).float().mean())}
 
 
-def corrected_loss(edges: Edges, config: SurrogateConfig, objective_E: Tensor) -> Tensor:
-    """Return -Σ weight · w · objective, w being the rollout correction.
+def corrected_loss(
+    edges: Edges, config: SurrogateConfig, objective_E: Tensor
+) -> tuple[Tensor, dict[str, float]]:
+    """Return -Σ weight · w · objective, w being the rollout correction, and the share it limits.
 
     Source: ClawGym II (arXiv:2608.16798), w_t = min(exp(log π_old - log π_rollout), c).
     """
@@ -51,4 +53,6 @@ def corrected_loss(edges: Edges, config: SurrogateConfig, objective_E: Tensor) -
 
     logps = LogProbs(old=edges.logp_old, rollout=edges.logp_rollout, rollout_index=edges.rollout)
     correction_E = correction_weights(logps, config.correction, config.correction_cap)
-    return -(edges.weight * correction_E * objective_E).sum()
+    limited_E = (correction_E == config.correction_cap) | (correction_E == 0)
+    loss = -(edges.weight * correction_E * objective_E).sum()
+    return loss, {"correction_limited": float(limited_E.float().mean())}

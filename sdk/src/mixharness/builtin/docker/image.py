@@ -31,7 +31,10 @@ log = structlog.get_logger()
 IMAGE_LABEL = "mixharness.base-image"
 """Containers inherit it, so it marks no container as ours."""
 DEBIAN_IMAGE, SUITE = "debian:bookworm-slim", "bookworm"
-PACKAGES = ("ca-certificates", "procps", "python3", "tzdata")
+PACKAGES = (
+    *("ca-certificates", "procps", "tzdata"),
+    *("python3", "python-is-python3", "python3-pytest", "python3-yaml"),  # what graders expect
+)
 PROBE_S = 10.0
 _TAIL = 2000
 _PASSED_ON = ("PATH", "http_proxy", "https_proxy", "no_proxy")

@@ -1,4 +1,4 @@
-"""The keys of `[engine] name = "vllm"`. What they become on a command line is vllm_server.py's."""
+"""The keys of `[engine] name = "vllm"`. What they become on a command line is server.py's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mixharness_trainer.engines.model_folder import ModelFolderConfig
 _OURS = (
     *("--model", "--host", "--port", "--uds", "--served-model-name", "--enable-scale-out"),
     *("--logprobs-mode", "--generation-config", "--override-generation-config"),
-    *("--weight-transfer-config", "--api-key"),
+    *("--weight-transfer-config", "--load-format", "--api-key"),
 )
 
 
@@ -53,8 +53,13 @@ class VllmConfig(ModelFolderConfig):
         taken = sorted({flag.partition("=")[0] for flag in self.flags}.intersection(_OURS))
         if taken:
             raise ValueError(f"`flags` may not hold {', '.join(taken)}: the engine sets them")
-        if self.urls and "replicas" in self.model_fields_set:
+        if self.urls and self.replicas != 1:
             raise ValueError("set `urls` to attach to servers, or `replicas` to launch them")
         if self.devices and len(self.devices) != self.replicas:
             raise ValueError(f"{self.replicas} replicas need {self.replicas} `devices`, or none")
         return self
+
+    @property
+    def num_servers(self) -> int:
+        """Return the number of servers attached to, or launched."""
+        return len(self.urls) or self.replicas

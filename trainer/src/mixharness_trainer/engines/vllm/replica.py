@@ -1,6 +1,6 @@
 """One replica of the engine `vllm`: its server, whether it lives, and which weights it has.
 
-Which replica samples a request is vllm.py's.
+Which replica samples a request is engine.py's.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 
 import structlog
 
 from mixharness.engine import GenerateRequest, Generation, SamplingCancelled
 from mixharness.errors import EngineError, boundary
-from mixharness_trainer.engines.vllm_client import ServerLost, VllmClient
-from mixharness_trainer.engines.vllm_server import Launch, VllmServer
-from mixharness_trainer.engines.vllm_transfer import WeightLink, Weights
+from mixharness_trainer.engines.vllm.client import ServerLost, VllmClient
+from mixharness_trainer.engines.vllm.config import VllmConfig
+from mixharness_trainer.engines.vllm.server import Launch, VllmServer
+from mixharness_trainer.engines.vllm.sync import Sender, Weights, connect
 
 log = structlog.get_logger()
 
@@ -43,18 +45,25 @@ class Replica:
     """A server that samples.
 
     Args:
+        config: says how weights reach it, and how long it may take to get ready.
         url: where it answers.
-        sync: how weights reach it.
+        target: returns the weights that it is to have; None leaves it as it is.
         launch: how to launch it; None for a server of somebody else's.
     """
 
-    def __init__(self, url: str, sync: str, launch: Launch | None = None) -> None:
+    def __init__(
+        self,
+        config: VllmConfig,
+        url: str,
+        target: Callable[[], Weights | None],
+        launch: Launch | None = None,
+    ) -> None:
         self.url = url
         self.state = State.STARTING
         self.client = VllmClient(url)
-        self._sync, self._launch = sync, launch
+        self._config, self._target, self._launch = config, target, launch
         self._server: VllmServer | None = None
-        self._link: WeightLink | None = None
+        self._sender: Sender | None = None
         self._has: Weights | None = None
         self._sampling: set[asyncio.Task[Generation]] = set()
 
@@ -79,7 +88,7 @@ class Replica:
             cut = await self._cut(task, request.request_id)
             if cut is None:
                 raise
-            raise SamplingCancelled(cut) from exc
+            raise SamplingCancelled(replace(cut, finish_reason="cancelled")) from exc
         finally:
             self._sampling.discard(task)
         if task.cancelled():
@@ -89,23 +98,19 @@ class Replica:
             raise EngineError(f"somebody aborted request {request.request_id} in vLLM")
         return generation
 
-    async def start(self, target: Callable[[], Weights], limit_s: float) -> None:
+    async def start(self) -> None:
         """Get ready with the target's weights: launch if it is ours, wait, connect, load.
 
         Raises:
             EngineError: it does not get ready; the message has the end of its log.
         """
         await self._release()
-        weights = target()
         if self._launch is not None:
-            self._server = await VllmServer.launch(self._launch, weights.folder)
-            self._has = weights
-        await self._wait_ready(limit_s)
+            self._server = await VllmServer.launch(self._launch)
+        await self._wait_ready()
         with boundary(EngineError, f"vLLM at {self.url} takes no weights"):
-            self._link = await asyncio.to_thread(WeightLink, self.url, self._sync)
-            await asyncio.to_thread(self._link.label, weights.version)
-            while self._has is not target():  # somebody else's server, or new ones came meanwhile
-                await self._load(target())
+            while (target := self._target()) and target is not self._has:
+                await self._load(target)  # newer ones may come meanwhile
         self.state = State.ALIVE
 
     async def load(self, weights: Weights) -> bool:
@@ -129,7 +134,7 @@ class Replica:
         for task in self._sampling:
             task.cancel()
 
-    async def keep(self, target: Callable[[], Weights], limit_s: float) -> None:
+    async def keep(self) -> None:
         """Watch it for ever, and start it anew when it dies or hangs."""
         failed = 0
         while failed < _STARTS or self._launch is None:
@@ -137,7 +142,7 @@ class Replica:
             self.lose()
             log.warning("replica_lost", engine="vllm", url=self.url, log=self._tail())
             try:
-                await self.start(target, limit_s)
+                await self.start()
                 failed = 0
                 log.info("replica_restarted", engine="vllm", url=self.url)
             except EngineError as exc:
@@ -154,9 +159,22 @@ class Replica:
         await self.client.close()
 
     async def _load(self, weights: Weights) -> None:
-        assert self._link is not None
+        """Pause, move the weights, number them, forget all cached keys, and go on.
+
+        What is being sampled stays and goes on with the new weights; its keys are computed anew.
+        """
         began = time.monotonic()
-        await asyncio.to_thread(self._link.send, weights)
+        if self._sender is None:
+            self._sender = await connect(self.client, self._config.sync)
+        await self.client.post("/pause", params={"mode": "keep"})
+        await self._sender.send(weights.folder)
+        await self.client.post("/update_weight_version", {"new_version": str(weights.version)})
+        reset = await self.client.post(
+            "/reset_prefix_cache", params={"reset_running_requests": "true"}
+        )
+        if not reset.get("success"):
+            raise EngineError(f"it keeps keys of older weights: {reset}")
+        await self.client.post("/resume")
         self._has = weights
         log.info(
             "weights_sent",
@@ -182,23 +200,23 @@ class Replica:
         failed = 0
         while self.state is State.ALIVE and failed < _CHECKS:
             await asyncio.sleep(_CHECK_S)
-            if self._server is not None and not self._server.running:
+            if self._server is not None and self._server.status is not None:
                 return
             failed = 0 if await self.client.healthy() else failed + 1
 
-    async def _wait_ready(self, limit_s: float) -> None:
+    async def _wait_ready(self) -> None:
         began = said = time.monotonic()
         while not await self.client.healthy():
             now = time.monotonic()
-            if self._server is not None and not self._server.running:
-                status = self._server.status
+            if self._server is not None and self._server.status is not None:
                 raise EngineError(
-                    f"vLLM ended with status {status} before it was ready; its last words:\n"
-                    f"{self._tail()}"
+                    f"vLLM ended with status {self._server.status} before it was ready; its last "
+                    f"words:\n{self._tail()}"
                 )
-            if now - began > limit_s:
+            if now - began > self._config.start_limit_s:
                 raise EngineError(
-                    f"vLLM at {self.url} was not ready after {limit_s:g} s\n{self._tail()}"
+                    f"vLLM at {self.url} was not ready after {self._config.start_limit_s:g} s\n"
+                    f"{self._tail()}"
                 )
             if now - said > _SAY_S:
                 said, last = now, self._tail().rpartition("\n")[2]
@@ -209,10 +227,10 @@ class Replica:
         return "" if self._server is None else self._server.tail()
 
     async def _release(self) -> None:
-        link, self._link, self._has = self._link, None, None
+        sender, self._sender, self._has = self._sender, None, None
         server, self._server = self._server, None
-        if link is not None:
+        if sender is not None:
             with contextlib.suppress(Exception):  # the other end may be gone
-                await asyncio.to_thread(link.close)
+                await sender.close()
         if server is not None:
             await server.stop()

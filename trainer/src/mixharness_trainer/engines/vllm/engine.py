@@ -1,4 +1,4 @@
-"""The engine `vllm`: requests to replicas by session, new weights to all. One server is elsewhere.
+"""The engine `vllm`: requests to replicas by session, new weights to all.
 
 vLLM runs in processes of its own; this module imports neither vllm nor torch.
 """
@@ -18,11 +18,11 @@ import structlog
 from mixharness.engine import EngineTokenizer, GenerateRequest, Generation, InferenceEngine
 from mixharness.errors import EngineError
 from mixharness_trainer.engines.model_folder import model_folder, read_tokenizer
-from mixharness_trainer.engines.vllm_client import ServerLost
-from mixharness_trainer.engines.vllm_config import VllmConfig
-from mixharness_trainer.engines.vllm_replica import Replica, State
-from mixharness_trainer.engines.vllm_server import launch_of
-from mixharness_trainer.engines.vllm_transfer import Weights, check_fit, tensor_shapes
+from mixharness_trainer.engines.vllm.client import ServerLost
+from mixharness_trainer.engines.vllm.config import VllmConfig
+from mixharness_trainer.engines.vllm.replica import Replica, State
+from mixharness_trainer.engines.vllm.server import Launch
+from mixharness_trainer.engines.vllm.sync import Weights, check_fit, tensor_shapes
 
 log = structlog.get_logger()
 
@@ -76,23 +76,21 @@ class VllmEngine(InferenceEngine[VllmConfig]):
             EngineError: no usable model folder, or a server that does not get ready; with the end
                 of its log.
         """
-        model = model_folder(self.config, self.name)
+        model = model_folder(self.config, self.name).resolve()
         self._target = Weights(model, 0)
         self._shapes = tensor_shapes(model)
         self._folder = Path(tempfile.mkdtemp(prefix="mixharness-vllm-"))
-        self._replicas = _replicas(self.config, self._folder)
-        limit_s = self.config.start_limit_s
+        self._replicas = [self._replica(number) for number in range(self.config.num_servers)]
         try:
             async with asyncio.TaskGroup() as group:
                 for replica in self._replicas:
-                    group.create_task(replica.start(self._weights, limit_s))
-        except ExceptionGroup as group_of_errors:
-            raise group_of_errors.exceptions[0] from None
+                    group.create_task(replica.start())
+        except ExceptionGroup as errors:
+            await self.stop()
+            raise errors.exceptions[0] from None
         contexts = [await replica.client.context() for replica in self._replicas]
         self._tokenizer = read_tokenizer(self.config, min(contexts))
-        self._keepers = [
-            asyncio.create_task(replica.keep(self._weights, limit_s)) for replica in self._replicas
-        ]
+        self._keepers = [asyncio.create_task(replica.keep()) for replica in self._replicas]
         log.info("engine_started", engine=self.name, urls=[r.url for r in self._replicas])
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -127,11 +125,12 @@ class VllmEngine(InferenceEngine[VllmConfig]):
             raise EngineError(
                 f"load_weights with {sampling} requests in flight; close the gate first"
             )
-        await asyncio.to_thread(check_fit, source, self._shapes)
+        weights = Weights(source.resolve(), policy_version)
+        await asyncio.to_thread(check_fit, weights.folder, self._shapes)
         async with self._updating:
-            before, self._target = self._target, Weights(source, policy_version)
+            before, self._target = self._target, weights
             alive = [replica for replica in self._replicas if replica.state is State.ALIVE]
-            taken = await asyncio.gather(*(replica.load(self._target) for replica in alive))
+            taken = await asyncio.gather(*(replica.load(weights) for replica in alive))
             if not any(taken):
                 self._target = before
                 raise EngineError(f"none of {len(alive)} living vLLM servers took the weights")
@@ -144,14 +143,27 @@ class VllmEngine(InferenceEngine[VllmConfig]):
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
-        replicas, self._replicas = self._replicas, []
-        await asyncio.gather(*(replica.stop() for replica in replicas))
+        await asyncio.gather(*(replica.stop() for replica in self._replicas))
+        self._replicas = []
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _weights(self) -> Weights:
-        return self._target
+    def _replica(self, number: int) -> Replica:
+        """Make the replica that attaches to a URL, or launches a server.
+
+        A launched one listens at a socket in a private folder: no sandbox reaches the routes that
+        change weights.
+        """
+        config, folder = self.config, self._folder
+        assert folder is not None
+        if config.urls:
+            return Replica(config, config.urls[number], lambda: self._target)
+        path = folder / f"{number}.sock"
+        launch = Launch(
+            config=config, number=number, bind=("--uds", str(path)), log=folder / f"{number}.log"
+        )
+        return Replica(config, f"unix:{path}", lambda: self._target, launch)
 
     async def _replica_of(self, session_id: str) -> Replica:
         """Return the living replica whose number and session hash highest.
@@ -180,20 +192,6 @@ class VllmEngine(InferenceEngine[VllmConfig]):
         if sampling.max_tokens < 1:
             raise EngineError(f"max_tokens must be at least 1, got {sampling.max_tokens}")
         return min(sampling.max_tokens, context - num_prompt)
-
-
-def _replicas(config: VllmConfig, folder: Path) -> list[Replica]:
-    """Make the replicas: those attached to, or one per server to launch."""
-    if config.urls:
-        return [Replica(url, config.sync) for url in config.urls]
-    # Sockets in a private folder: no sandbox reaches the routes that change weights.
-    sockets = [folder / f"{number}.sock" for number in range(config.replicas)]
-    return [
-        Replica(
-            f"unix:{path}", config.sync, launch_of(config, number, ("--uds", str(path)), folder)
-        )
-        for number, path in enumerate(sockets)
-    ]
 
 
 def _hash(session_id: str, number: int) -> bytes:

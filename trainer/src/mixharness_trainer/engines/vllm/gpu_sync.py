@@ -1,12 +1,11 @@
 """Weights from trainer to vLLM between GPUs, by vLLM's own trainer side: NCCL or CUDA IPC.
 
-Imported only for `sync = "nccl"` or `"ipc"`, because it needs vLLM in the trainer's process.
+Imported only for `sync = "nccl"` or `"ipc"`: it needs vLLM and a GPU in the trainer's process.
 """
 
 from __future__ import annotations
 
-import base64
-import pickle
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,9 +13,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import torch
 from safetensors import safe_open
 from vllm.distributed.weight_transfer import (
+    HTTPVLLMWeightSyncClient,
     ParamMeta,
     WeightSource,
     WeightTransferTrainerFactory,
@@ -26,8 +27,9 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from mixharness.errors import EngineError
-from mixharness_trainer.engines.vllm_transfer import SyncClient
+from mixharness_trainer.engines.vllm.client import address_of
 
+_UPDATE_S = 600.0
 _one_at_a_time = threading.Lock()
 """Communicators of one device must not be used side by side."""
 
@@ -53,57 +55,64 @@ class FolderSource(WeightSource):
                     yield name, file.get_tensor(name).to(device)
 
 
-class _PicklingClient(SyncClient):
-    """Sends CUDA handles the way that vLLM reads them over HTTP."""
+class _SocketClient(HTTPVLLMWeightSyncClient):
+    """vLLM's own client, which pickles CUDA handles as its server reads them, on a socket too."""
 
-    def update_weights(self, update_info: Any) -> None:
-        """Transfer."""
-        handles = update_info.pop("ipc_handles", None)
-        if handles is not None:
-            text = base64.b64encode(pickle.dumps(handles)).decode()
-            update_info["ipc_handles_pickled"] = text
-        super().update_weights(update_info)
+    def __init__(self, url: str) -> None:
+        base_url, socket_path = address_of(url)
+        super().__init__(base_url, _UPDATE_S)
+        transport = httpx.HTTPTransport(uds=socket_path)
+        self.http = httpx.Client(base_url=base_url, transport=transport, timeout=_UPDATE_S)
+
+    def _post(self, path: str, json: dict[str, Any] | None = None) -> None:
+        self.http.post(f"/{path}", json=json).raise_for_status()
 
 
 class GpuSender:
     """Sends from this process's current GPU to one server.
 
     Args:
-        client: of the server.
+        url: of the server.
         sync: `nccl` or `ipc`.
 
     Raises:
         EngineError: this process has no GPU.
     """
 
-    def __init__(self, client: SyncClient, sync: str) -> None:
+    def __init__(self, url: str, sync: str) -> None:
         if not torch.cuda.is_available():
             raise EngineError(f'sync = "{sync}" needs a CUDA device in the trainer; use "file"')
         self._source = FolderSource(Path(), "cuda")
-        info: TrainerInitInfo = IPCTrainerInitInfo(rank=0, packed=True)
-        if sync == "nccl":
-            info = NCCLTrainerInitInfo(
-                rank=0,
-                master_address=_own_address(client.url),
-                master_port=_free_port(),
-                world_size=1 + client.world_size(),
-            )
-        self._client = _PicklingClient(client.url)
+        self._client = _SocketClient(url)
         with _one_at_a_time:
             self._engine = WeightTransferTrainerFactory.trainer_init(
-                info, client=self._client, source=self._source
+                self._init_info(url, sync), client=self._client, source=self._source
             )
 
-    def send(self, folder: Path) -> None:
+    async def send(self, folder: Path) -> None:
         """Send all tensors of the folder."""
-        self._source.folder = folder
+        await asyncio.to_thread(self._send, folder)
+
+    async def close(self) -> None:
+        """Leave the process group."""
+        await asyncio.to_thread(self._engine.shutdown)
+        self._client.http.close()
+
+    def _send(self, folder: Path) -> None:
         with _one_at_a_time:
+            self._source.folder = folder
             self._engine.send_weights()
 
-    def close(self) -> None:
-        """Leave the process group."""
-        self._engine.shutdown()
-        self._client.close()
+    def _init_info(self, url: str, sync: str) -> TrainerInitInfo:
+        if sync == "ipc":
+            return IPCTrainerInitInfo(rank=0, packed=True)
+        answer = self._client.http.get("/get_world_size").raise_for_status()
+        return NCCLTrainerInitInfo(
+            rank=0,
+            master_address=_own_address(url),
+            master_port=_free_port(),
+            world_size=1 + int(answer.json()["world_size"]),
+        )
 
 
 def _own_address(url: str) -> str:
