@@ -1,7 +1,10 @@
 """What a rollout costs beside the bare program: sandbox, proxy, records, settling and grading.
 
-Each program does one task twice: in a rollout, and as a process of this machine that is pointed at
-a server with canned answers. Every model call samples for half a second in both.
+Each program does one task of 20 model calls twice, in turn: in a rollout, and as a plain process
+that is pointed straight at a server with the same answers. Every call samples for half a second in
+both. `ratio` is of the times from the program's start to its exit; what a rollout takes before and
+after that stands beside it. AgentLoop is left out: it is no program but part of this process, so
+there is nothing to run bare.
 """
 
 from __future__ import annotations
@@ -12,24 +15,19 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import orjson
 import structlog
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from benchmarks.bare_program import CannedServer, PlainProcess
 
 from mixharness.builtin.scripted import ScriptedConfig
 from mixharness.certify.policy import Part, ScriptedPolicy
 from mixharness.certify.situations import Call, Situation, Turn
-from mixharness.certify.tools import Offered, tool_call
 from mixharness.component import ComponentConfig
 from mixharness.engine import GenerateRequest, Generation
 from mixharness.errors import ProgramMissingError
@@ -37,33 +35,30 @@ from mixharness.harness import Harness, Program, Session
 from mixharness.plugins import Registry, load_plugins
 from mixharness.proxy.admission import ProxySettings
 from mixharness.proxy.app import Proxy
-from mixharness.proxy.chat import Answer
-from mixharness.proxy.dialects import Dialect
-from mixharness.proxy.dialects.anthropic_messages import AnthropicMessages
-from mixharness.proxy.dialects.openai_chat import OpenAIChat
-from mixharness.proxy.dialects.openai_responses import OpenAIResponses
-from mixharness.proxy.server import Server
 from mixharness.rollout.cache import cache_dir
 from mixharness.rollout.run_one import run_one
 from mixharness.rollout.store import RunStore
 from mixharness.rollout.types import HarnessSlot, RolloutRequest, Runner, RunnerSettings
-from mixharness.sandbox import ExecResult, Sandbox, Workspace
+from mixharness.sandbox import Workspace
 from mixharness.types import HarnessExit, Limits, Rollout, Score, Task
 from mixharness.verifier import Verifier
 
 log = structlog.get_logger()
 
-NAMES = ("claude_code", "codex", "openclaw")
+# Codex's own sandbox needs rights that a container has not.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "claude_code": {},
+    "codex": {"sandbox_mode": "danger-full-access"},
+    "openclaw": {},
+}
 CALLS, SAMPLE_S = 20, 0.5
 CONTEXT = 1 << 18
 """Tokens of one byte each."""
-DIALECTS = (AnthropicMessages(), OpenAIChat(), OpenAIResponses())
-TURNS = (
-    *[Turn(calls=(Call(shell="echo step >> steps.txt"),))] * (CALLS - 1),
-    Turn(text="Done."),
-)
+STEP = Turn(calls=(Call(shell="echo step >> steps.txt"),))
+TURNS = (*[STEP] * (CALLS - 1), Turn(text="Done."))
 SITUATION = Situation(name="steps", about="many small steps", turns=TURNS)
 TASK = Task(id="steps", prompt="Write steps.", verifier="steps", files={"a.txt": "alpha\n"})
+LIMITS = Limits(max_turns=CALLS + 5)
 
 
 class SteadyPolicy(ScriptedPolicy):
@@ -77,112 +72,9 @@ class SteadyPolicy(ScriptedPolicy):
         return generation
 
 
-class Canned:
-    """The bare program's model server: no records, no tokens, answers by their number."""
-
-    def __init__(self) -> None:
-        routes = [
-            Route(path, self._endpoint(dialect), methods=["POST"])
-            for dialect in DIALECTS
-            for path in {dialect.path, dialect.path.removeprefix("/v1")}
-        ]
-        self._server = Server(Starlette(routes=[*routes, Route("/{path:path}", self._hello)]))
-        self.calls = 0
-
-    async def start(self) -> str:
-        """Serve; return the base URL."""
-        return f"http://127.0.0.1:{await self._server.start('127.0.0.1', 0)}"
-
-    async def stop(self) -> None:
-        """Stop serving."""
-        await self._server.stop()
-
-    def _endpoint(self, dialect: Dialect) -> Callable[[Request], Any]:
-        async def endpoint(request: Request) -> Response:
-            ends = time.perf_counter() + SAMPLE_S
-            body = orjson.loads(await request.body())
-            chat = dialect.parse(body)
-            turn = TURNS[min(self.calls, CALLS - 1)]
-            tools = [Offered(tool.name, tool.parameters) for tool in chat.tools]
-            calls = [tool_call(call, tools) for call in turn.calls]
-            self.calls += 1
-            answer = Answer(
-                id=f"answer_{self.calls}",
-                text=turn.text,
-                tool_calls=tuple(_with_id(call, f"call_{self.calls}") for call in calls),
-                prompt_tokens=1,
-                completion_tokens=1,
-            )
-            await asyncio.sleep(ends - time.perf_counter())
-            if not chat.stream:
-                return JSONResponse(dialect.render(answer, chat.model, body))
-            events = b"".join(dialect.events(answer, chat.model, body))
-            return Response(events, media_type="text/event-stream")
-
-        return endpoint
-
-    async def _hello(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": []})
-
-
-class Bare(Sandbox):
-    """No sandbox: the program is a process like any other."""
-
-    def __init__(self, folder: Path, program: Program) -> None:
-        self.workspace, self.home = str(folder / "workspace"), str(folder / "home")
-        self.program_path = str(program.path)
-        for name in (self.workspace, f"{self.home}/tmp"):
-            Path(name).mkdir(parents=True)
-
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout_s: float | None = None,
-        on_stdout: Callable[[bytes], None] | None = None,
-    ) -> ExecResult:
-        """Run a command to its end."""
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            env=dict(env or {}),
-            cwd=cwd or self.workspace,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-        )
-        stdout, stderr = await asyncio.gather(
-            _all_of(process.stdout, on_stdout), _all_of(process.stderr, None)
-        )
-        return ExecResult(exit_code=await process.wait(), stdout=stdout, stderr=stderr)
-
-    async def read(self, path: str) -> bytes:
-        """Return a file."""
-        return Path(self.workspace, path).read_bytes()
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Write a file."""
-        file = Path(self.workspace, path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
-
-    async def snapshot(self, target: Path) -> Workspace:
-        """Return the workspace itself."""
-        return Workspace(Path(self.workspace))
-
-    async def processes(self) -> int:
-        """Return 0: nobody asks."""
-        return 0
-
-    async def kill(self) -> None:
-        """Do nothing: nobody asks."""
-
-
 @dataclass(slots=True)
 class Stamps:
-    """When the parts of one rollout began, and when the program was done."""
+    """When the parts of one rollout began, and when the last one ended."""
 
     opening: float = 0.0
     running: float = 0.0
@@ -203,7 +95,7 @@ class Stamps:
 class Steps(Verifier[ComponentConfig]):
     """Counts the steps in a fresh sandbox, as tasks with a grader of their own do."""
 
-    name = "steps"
+    name = TASK.verifier
 
     def __init__(self, stamps: Stamps) -> None:
         super().__init__(ComponentConfig())
@@ -233,32 +125,33 @@ def timed(harness: Harness[Any], stamps: Stamps) -> Harness[Any]:
 
 
 class Site:
-    """Proxy, sandboxes and canned server of all measurements."""
+    """Proxy and sandboxes of all rollouts here."""
 
     def __init__(self, runner: Runner, parts: dict[str, Part], stamps: Stamps) -> None:
         self._runner, self._parts, self._stamps = runner, parts, stamps
         self._samples = 0
 
-    async def ours(self, harness: Harness[Any], program: Program) -> dict[str, float]:
+    async def rollout(self, harness: Harness[Any], program: Program) -> dict[str, float]:
         """Return the seconds of one rollout's parts.
 
         Raises:
             RuntimeError: the rollout was not as it should be.
         """
+        self._samples += 1
         slot = HarnessSlot(
             label=harness.name,
             harness=timed(harness, self._stamps),
             program=program,
-            limits=Limits(max_turns=CALLS + 5),
+            limits=LIMITS,
         )
-        self._samples += 1
         request = RolloutRequest(task=TASK, slot=slot, sample=self._samples, stage="bench")
         self._parts[request.id] = Part(SITUATION)
         self._stamps.opening = time.perf_counter()
         rollout = await run_one(self._runner, request)
         self._stamps.end = time.perf_counter()
         if rollout.failure or rollout.reward != 1.0 or len(rollout.calls) != CALLS:
-            raise RuntimeError(f"{harness.name}: {len(rollout.calls)} calls, {rollout.failure}")
+            found = f"{len(rollout.calls)} calls, reward {rollout.reward}, {rollout.failure}"
+            raise RuntimeError(f"{harness.name}: {found}")
         return self._stamps.seconds()
 
 
@@ -267,9 +160,9 @@ async def open_site(registry: Registry, sandbox: str) -> AsyncIterator[Site]:
     """Start what the rollouts need; all of it is stopped at the end."""
     cls = registry.get("sandbox", sandbox)
     backend, parts, stamps = cls(cls.config_type()), dict[str, Part](), Stamps()
+    policy = SteadyPolicy(ScriptedConfig(turns=("",), context=CONTEXT), parts, SAMPLE_S)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mixharness-bench-"))
-        policy = SteadyPolicy(ScriptedConfig(turns=("",), context=CONTEXT), parts, SAMPLE_S)
         await policy.start()
         stack.push_async_callback(policy.stop)
         stack.push_async_callback(backend.stop)
@@ -287,78 +180,54 @@ async def open_site(registry: Registry, sandbox: str) -> AsyncIterator[Site]:
         yield Site(runner, parts, stamps)
 
 
-async def straight(harness: Harness[Any], program: Program) -> float:
+async def bare(harness: Harness[Any], program: Program) -> float:
     """Return the seconds from the start of the bare program to its exit.
 
     Raises:
         RuntimeError: it did not do what it should.
     """
-    canned = Canned()
+    server = CannedServer(TURNS, SAMPLE_S)
     with tempfile.TemporaryDirectory(prefix="mixharness-bench-") as folder:
-        session = Session(
-            task=TASK,
-            program=program,
-            sandbox=Bare(Path(folder), program),
-            base_url=await canned.start(),
-            secret="bench",
-            limits=Limits(max_turns=CALLS + 5),
-        )
-        try:
+        async with server.running() as base_url:
+            session = Session(
+                task=TASK,
+                program=program,
+                sandbox=PlainProcess(Path(folder), program),
+                base_url=base_url,
+                secret="bench",
+                limits=LIMITS,
+            )
             began = time.perf_counter()
             ending = await harness.run(session)
             seconds = time.perf_counter() - began
-        finally:
-            await canned.stop()
-    if ending.reason != "completed" or canned.calls != CALLS:
-        raise RuntimeError(f"{harness.name}: {canned.calls} calls, {ending}")
+    if ending.reason != "completed" or server.calls != CALLS:
+        raise RuntimeError(f"{harness.name}: {server.calls} calls, {ending}")
     return seconds
 
 
-def installed(registry: Registry, names: Sequence[str]) -> dict[str, Program]:
-    """Return the programs that are there; says which are not."""
-    found: dict[str, Program] = {}
-    for name in names:
-        cls = registry.find("harness", name)
-        try:
-            program = cls(cls.config_type()).find(cache_dir()) if cls else None
-        except ProgramMissingError as exc:
-            program = None
-            log.warning("harness_not_measured", harness=name, reason=str(exc))
-        if program is not None:
-            found[name] = program
-    return found
-
-
 async def measure(names: Sequence[str], sandbox: str, plays: int) -> dict[str, Any]:
-    """Return all figures: medians over `plays`, the two kinds of run in turn."""
+    """Return all figures: medians over `plays`. A program that is not installed is passed over."""
     registry = load_plugins()
     figures: dict[str, dict[str, float]] = {}
     async with open_site(registry, sandbox) as site:
-        for name, program in installed(registry, names).items():
+        for name in names:
             cls = registry.get("harness", name)
+            config = cls.config_type(**SETTINGS.get(name, {}))
+            try:
+                program = cls(config).find(cache_dir())
+            except ProgramMissingError as exc:
+                log.warning("harness_not_measured", harness=name, reason=str(exc))
+                continue
+            if program is None:
+                raise ValueError(f"{name} is no program: there is nothing to run bare")
             bare_s, parts = [], []
             for play in range(plays):
-                bare_s.append(await straight(cls(cls.config_type()), program))
-                parts.append(await site.ours(cls(cls.config_type()), program))
+                bare_s.append(await bare(cls(config), program))
+                parts.append(await site.rollout(cls(config), program))
                 log.info("play", harness=name, play=play, bare_s=bare_s[-1], **parts[-1])
             medians = {key: median(each[key] for each in parts) for key in parts[0]}
             figures[name] = {"ratio": medians.pop("run_s") / median(bare_s), **medians}
     return {"harnesses": figures}
-
-
-def _with_id(call: Any, name: str) -> Any:
-    return type(call)(id=name, name=call.name, arguments=call.arguments)
-
-
-async def _all_of(
-    reader: asyncio.StreamReader | None, on_chunk: Callable[[bytes], None] | None
-) -> bytes:
-    chunks: list[bytes] = []
-    while reader is not None and (chunk := await reader.read(1 << 16)):
-        chunks.append(chunk)
-        if on_chunk is not None:
-            on_chunk(chunk)
-    return b"".join(chunks)
 
 
 def main() -> None:
@@ -370,7 +239,7 @@ def main() -> None:
     parser.add_argument("--harness", action="append", help="once per harness; all without")
     args = parser.parse_args()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    result = asyncio.run(measure(args.harness or NAMES, args.sandbox, args.plays))
+    result = asyncio.run(measure(args.harness or list(SETTINGS), args.sandbox, args.plays))
     if args.json:
         print(json.dumps(result))
         return

@@ -1,71 +1,172 @@
-"""What opening a docker sandbox costs beside bare `docker run`, measured in turn in one call.
+"""What a docker sandbox costs beside the same container made by hand, in turn in one call.
 
-Needs root, a Docker engine with its command line, and the base image. A sandbox is open when its
-files are in place and commands can run; a bare container when `docker run --detach` returns. The
-ratio is of the times until a first command has run: opened and `true` executed, over
-`docker run IMAGE true`.
+By hand means by Docker's own command line, as a user would without this project: `docker run
+--detach` with the same user, limits, file systems and closed network; files in with `docker exec
+tar`, since `docker cp` does not reach file systems in memory; the command with `docker exec`; files
+out the same way; `docker rm --force`. `ratio_vs_docker_run` is of the times from nothing until the
+first command has run with its files in place. `plain_s` is `docker run --rm IMAGE true`: no files,
+no limits, no network of its own. Needs root, a Docker engine with its command line, and the base
+image.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import json
 import sys
+import tarfile
+import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import structlog
 
 from mixharness.builtin.docker import DockerSandboxBackend, DockerSandboxConfig
+from mixharness.builtin.docker.config import HOME, TMP, WORKSPACE
 from mixharness.builtin.docker.image_name import DEFAULT_IMAGE
 from mixharness.sandbox import SandboxSpec
 from mixharness.types import Limits
 
-log = structlog.get_logger()
-
 MANY = 64
+FILES = {f"folder/{number}.txt": "alpha\n" * 100 for number in range(20)}
+COMMAND = ("cat", "folder/7.txt")
+LIMITS = Limits()
+USER = 54321
+PARTS = ("open_s", "command_s", "out_s", "close_s", "first_s")
 _numbers = count()
 
 
-class Bare:
-    """Containers made by the command line, as anybody would."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """Seconds of the parts of one container's life, by hand or ours."""
+
+    open_s: float
+    """Until commands can run and the files are in place."""
+    command_s: float
+    out_s: float
+    """Until the workspace is on this machine."""
+    close_s: float
+
+    @property
+    def first_s(self) -> float:
+        """Return the time from nothing until a first command has run."""
+        return self.open_s + self.command_s
+
+
+class ByHand:
+    """Containers made by the command line on one closed network."""
+
+    def __init__(self, network: str) -> None:
+        self._network, self._archive = network, archive()
+
+    async def open(self) -> str:
+        """Start a container and put the files in; return its name."""
+        name = f"{self._network}-{next(_numbers)}"
+        options = ["--detach", "--name", name, "--network", self._network, *like_ours()]
+        await docker("run", *options, DEFAULT_IMAGE, "sleep", "infinity")
+        put = ["--interactive", "--user", str(USER), name, "tar", "-xC", WORKSPACE]
+        await docker("exec", *put, stdin=self._archive)
+        return name
+
+    async def life(self) -> Life:
+        """Open, run a command, take the files out, remove."""
+        clock = Clock()
+        name = await self.open()
+        open_s = clock.lap()
+        user = ["--user", str(USER), "--workdir", WORKSPACE, name]
+        await docker("exec", *user, *COMMAND)
+        command_s = clock.lap()
+        taken = io.BytesIO(await docker("exec", *user, "tar", "-cf", "-", "."))
+        with tempfile.TemporaryDirectory() as folder:
+            with tarfile.open(fileobj=taken) as tar:
+                tar.extractall(folder, filter="data")
+            out_s = clock.lap()
+            await docker("rm", "--force", "--volumes", name)
+            return Life(open_s=open_s, command_s=command_s, out_s=out_s, close_s=clock.lap())
+
+    async def plain(self) -> float:
+        """Return the seconds of the shortest command line that runs something."""
+        clock = Clock()
+        await docker("run", "--rm", DEFAULT_IMAGE, "true")
+        return clock.lap()
+
+    async def many(self) -> float:
+        """Return the seconds until `MANY` are open, asked for at once."""
+        clock = Clock()
+        names = await asyncio.gather(*(self.open() for _ in range(MANY)))
+        seconds = clock.lap()
+        await docker("rm", "--force", "--volumes", *names)
+        return seconds
+
+
+class Clock:
+    """Seconds since the last lap."""
 
     def __init__(self) -> None:
-        self._names: list[str] = []
+        self._began = time.perf_counter()
 
-    async def open(self) -> float:
-        """Return the seconds that one took to start."""
-        return await self._run(["--detach"], ["sleep", "infinity"])
-
-    async def run(self) -> float:
-        """Return the seconds until a command has run in a new one."""
-        return await self._run([], ["true"])
-
-    async def close(self) -> float:
-        """Remove all; return the seconds it took."""
-        names, self._names = self._names, []
-        return await _timed("rm", "--force", "--volumes", *names) if names else 0.0
-
-    async def _run(self, options: list[str], command: list[str]) -> float:
-        name = f"mixharness-bare-{time.time_ns()}"
-        self._names.append(name)
-        return await _timed("run", *options, "--name", name, DEFAULT_IMAGE, *command)
+    def lap(self) -> float:
+        """Return them, and begin the next."""
+        began, self._began = self._began, time.perf_counter()
+        return self._began - began
 
 
-async def _timed(*arguments: str) -> float:
-    began = time.perf_counter()
+async def docker(*arguments: str, stdin: bytes = b"") -> bytes:
+    """Run Docker's command line; return what it prints."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec("docker", *arguments, stdout=pipe, stderr=pipe)
-    _, complaints = await process.communicate()
+    process = await asyncio.create_subprocess_exec(
+        "docker", *arguments, stdin=pipe, stdout=pipe, stderr=pipe
+    )
+    printed, complaints = await process.communicate(stdin)
     if process.returncode:
         raise RuntimeError(f"docker {arguments[0]}: {complaints.decode().strip()}")
-    return time.perf_counter() - began
+    return printed
+
+
+def archive() -> bytes:
+    """Return the task's files as an archive."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, text in FILES.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return file.getvalue()
+
+
+def like_ours() -> list[str]:
+    """Return options of `docker run` for what a sandbox of ours is held to."""
+    megabytes, common = f"{LIMITS.memory_mb}m", f"rw,exec,nosuid,nodev,uid={USER},gid={USER}"
+    sizes = {WORKSPACE: LIMITS.memory_mb // 2, HOME: LIMITS.memory_mb // 8}
+    sizes[TMP] = sizes[HOME]
+    places = [f"{path}:{common},size={min(LIMITS.disk_mb, mb)}m" for path, mb in sizes.items()]
+    return [
+        *("--init", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
+        *("--log-driver=none", f"--memory={megabytes}", f"--memory-swap={megabytes}"),
+        *(f"--cpus={LIMITS.cpus}", f"--pids-limit={LIMITS.processes}", "--ulimit=core=0"),
+        *(f"--tmpfs={place}" for place in places),
+    ]
+
+
+@asynccontextmanager
+async def by_hand() -> AsyncIterator[ByHand]:
+    """Make a closed network, as each run of ours has one; it is removed at the end."""
+    network = f"mixharness-by-hand-{time.time_ns()}"
+    await docker("network", "create", "--internal", network)
+    try:
+        yield ByHand(network)
+    finally:
+        for name in (await docker("ps", "-aq", "--filter", f"network={network}")).split():
+            await docker("rm", "--force", "--volumes", name.decode())
+        await docker("network", "rm", network)
 
 
 @asynccontextmanager
@@ -81,104 +182,63 @@ async def started(pool: int) -> AsyncIterator[DockerSandboxBackend]:
 
 def spec() -> SandboxSpec:
     """Return what every sandbox here holds."""
-    return SandboxSpec(
-        rollout_id=f"bench-{next(_numbers)}", limits=Limits(), files={"a.txt": "alpha\n"}
-    )
+    return SandboxSpec(rollout_id=f"bench-{next(_numbers)}", limits=LIMITS, files=FILES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """Seconds of one container's life, ours and bare."""
-
-    open_s: float
-    run_s: float
-    """Until a first command has run, opening included."""
-    close_s: float
-
-
-async def ours(backend: DockerSandboxBackend) -> Round:
-    """Open a sandbox, run a command, close it."""
-    began = time.perf_counter()
-    async with backend.open(spec()) as sandbox:
-        opened = time.perf_counter()
-        await sandbox.exec(["true"])
-        ran = time.perf_counter()
-    return Round(open_s=opened - began, run_s=ran - began, close_s=time.perf_counter() - ran)
+async def ours(backend: DockerSandboxBackend) -> Life:
+    """Open a sandbox, run a command, take a snapshot, close it."""
+    with tempfile.TemporaryDirectory() as folder:
+        clock = Clock()
+        async with backend.open(spec()) as sandbox:
+            open_s = clock.lap()
+            await sandbox.exec(COMMAND)
+            command_s = clock.lap()
+            await sandbox.snapshot(Path(folder, "workspace"))
+            out_s = clock.lap()
+        return Life(open_s=open_s, command_s=command_s, out_s=out_s, close_s=clock.lap())
 
 
-async def bare() -> Round:
-    """Do the same with the command line."""
-    containers = Bare()
-    open_s = await containers.open()
-    close_s = await containers.close()
-    run_s = await containers.run()
-    await containers.close()
-    return Round(open_s=open_s, run_s=run_s, close_s=close_s)
-
-
-async def one_by_one(rounds: int) -> tuple[list[Round], list[Round]]:
-    """Return rounds of ours and of bare containers, in turn; the first pair is a warm-up."""
-    async with started(pool=0) as backend:
-        pairs = [(await ours(backend), await bare()) for _ in range(rounds + 1)]
-    return [pair[0] for pair in pairs[1:]], [pair[1] for pair in pairs[1:]]
-
-
-async def warm(rounds: int) -> list[float]:
-    """Return the seconds of opening where a container waits."""
-    opens = []
+async def warm(rounds: int) -> list[Life]:
+    """Return lives where a container waits."""
+    lives = []
     async with started(pool=1) as backend:
         for _ in range(rounds + 1):  # the first says which kind is wanted
-            opens.append((await ours(backend)).open_s)
+            lives.append(await ours(backend))
             await backend.filled()
-    return opens[1:]
+    return lives[1:]
 
 
 async def many_ours() -> float:
-    """Return the seconds until all of `MANY` are open, asked for at once."""
+    """Return the seconds until `MANY` are open, asked for at once."""
     async with started(pool=0) as backend, AsyncExitStack() as stack:
-        began = time.perf_counter()
+        clock = Clock()
         opening = [stack.enter_async_context(backend.open(spec())) for _ in range(MANY)]
         await asyncio.gather(*opening)
-        return time.perf_counter() - began
-
-
-async def many_bare() -> float:
-    """Return the same of bare containers."""
-    containers = Bare()
-    began = time.perf_counter()
-    try:
-        await asyncio.gather(*(containers.open() for _ in range(MANY)))
-        return time.perf_counter() - began
-    finally:
-        await containers.close()
+        return clock.lap()
 
 
 async def measure(rounds: int) -> dict[str, Any]:
-    """Return all figures, in seconds; medians over the rounds."""
-    cold, plain = await one_by_one(rounds)
-    for name, found in (("ours", cold), ("bare", plain)):
-        log.info(
-            name, opens=_short([r.open_s for r in found]), runs=_short([r.run_s for r in found])
-        )
-    warm_opens = await warm(rounds)
-    log.info("warm", opens=_short(warm_opens))
-    return {
-        "cold_open_s": median(r.open_s for r in cold),
-        "warm_open_s": median(warm_opens),
-        "close_s": median(r.close_s for r in cold),
-        "open_64_s": await many_ours(),
-        "ratio_vs_docker_run": median(r.run_s for r in cold) / median(r.run_s for r in plain),
-        "docker_run": {
-            "run_s": median(r.run_s for r in plain),
-            "open_s": median(r.open_s for r in plain),
-            "close_s": median(r.close_s for r in plain),
-            "open_64_s": await many_bare(),
-        },
-    }
+    """Return all figures, in seconds; medians over the rounds after a first one."""
+    async with by_hand() as hand:
+        async with started(pool=0) as backend:
+            rows = [(await ours(backend), await hand.life()) for _ in range(rounds + 1)][1:]
+        cold, bare = (middle([row[column] for row in rows]) for column in (0, 1))
+        ready = middle(await warm(rounds))
+        plain_s = median([await hand.plain() for _ in range(rounds)])
+        return {
+            "cold_open_s": cold["open_s"],
+            "warm_open_s": ready["open_s"],
+            "close_s": cold["close_s"],
+            "open_64_s": await many_ours(),
+            "ratio_vs_docker_run": cold["first_s"] / bare["first_s"],
+            "ours": cold,
+            "docker_run": {**bare, "open_64_s": await hand.many(), "plain_s": plain_s},
+        }
 
 
-def _short(seconds: Sequence[float]) -> str:
-    return " ".join(f"{each:.3f}" for each in seconds)
+def middle(lives: Sequence[Life]) -> dict[str, float]:
+    """Return the medians of each part."""
+    return {part: median(getattr(life, part) for life in lives) for part in PARTS}
 
 
 def main() -> None:
@@ -192,11 +252,10 @@ def main() -> None:
     if args.json:
         print(json.dumps(result))
         return
-    bare = result.pop("docker_run")
+    for name in ("ours", "docker_run"):
+        result |= {f"{name} {key}": value for key, value in result.pop(name).items()}
     for key, value in result.items():
         print(f"{key:<22}{value:8.3f}")
-    for key, value in bare.items():
-        print(f"{'docker run ' + key:<22}{value:8.3f}")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ memory_mb = 256
 disk_mb = 16
 processes = 32
 [rollout]
-concurrency = 4
+concurrency = 8
 max_infra_retries = {retries}
 max_refills = 0
 """
@@ -70,17 +70,18 @@ class Chaos:
         (folder / "tasks.jsonl").write_text(json.dumps(TASK))
 
     def play(self) -> None:
-        """Run to the end, disturbed."""
-        kinds = self._kinds()
+        """Run to the end, disturbed; how often goes by attempts begun, however slow these are."""
+        kinds, due = self._kinds(), 0.0
         self._start(self.run_dir)
         kind = next(kinds, None)
         while True:
             try:
-                code = self.runner.wait(self._random.uniform(0.0, 2 * self.options.every_s))
+                code = self.runner.wait(self._random.uniform(0.0, 1.0))
             except subprocess.TimeoutExpired:
-                if kind is not None and self._strike(kind):
+                if kind and self._attempts() >= due and self._strike(kind):
                     self.strikes[kind] += 1
                     kind = next(kinds, None)
+                    due = self._attempts() + self._random.uniform(0.0, 2 * self.options.every)
                 continue
             if code == 0:
                 return
@@ -93,7 +94,7 @@ class Chaos:
         self._start(self.folder / "abandoned")
         while not agent_pids():
             time.sleep(0.05)
-        kill(self.runner.pid)
+        self.runner.kill()
         self.runner.wait()
 
     def _kinds(self) -> Iterator[str]:
@@ -104,6 +105,10 @@ class Chaos:
         while not self.options.strikes or number < self.options.strikes:
             yield kinds[number] if number < len(kinds) else self._random.choices(kinds, weights)[0]
             number += 1
+
+    def _attempts(self) -> int:
+        """Return how many attempts at a rollout have begun; each has its folder."""
+        return sum(1 for _ in self.run_dir.glob("rollouts/*"))
 
     def _start(self, run_dir: Path) -> None:
         self.starts += 1
@@ -124,17 +129,18 @@ class Chaos:
         agents = agent_pids()
         if not agents:
             return False
-        if kind == "harness":
-            return kill(self._random.choice(agents))
-        if kind == "container":
-            return kill(self._random.choice(container_pids() or [0]))
+        if kind == "engine":
+            os.kill(os.getppid(), signal.SIGUSR1)
+            return True
         if kind == "runner":
-            return kill(self.runner.pid)
-        os.kill(os.getppid(), signal.SIGUSR1)
-        return True
+            self.runner.kill()
+            return self.runner.wait() == -signal.SIGKILL
+        victims = agents if kind == "harness" else container_pids()
+        return bool(victims) and kill(self._random.choice(victims))
 
     def report(self) -> dict[str, object]:
         """Return what came of it; removes what the runners left, once."""
+        before = left(self.temporary)
         reaped = asyncio.run(reap_sandboxes("docker", load_plugins(installed=False)))
         rollouts = load_rollouts(self.run_dir)
         lines = (self.run_dir / "events.jsonl").read_text().splitlines()
@@ -150,6 +156,7 @@ class Chaos:
             "strikes": self.strikes,
             "runner_starts": self.starts,
             "reaped": reaped,
+            "left_before": {place: len(found) for place, found in before.items()},
             "left": left(self.temporary),
         }
 
@@ -168,7 +175,8 @@ def container_pids() -> list[int]:
     """Return the first process of each container."""
     client = docker.from_env()
     try:
-        return [c.attrs["State"]["Pid"] for c in client.containers.list()]
+        pids = [c.attrs["State"]["Pid"] for c in client.containers.list()]
+        return [pid for pid in pids if pid]  # 0: it ended, and would be ourselves
     except DockerException:  # one went away while it was looked at
         return []
     finally:
@@ -178,7 +186,7 @@ def container_pids() -> list[int]:
 def kill(pid: int) -> bool:
     """Say whether there was something to kill."""
     try:
-        os.kill(pid or 2**22, signal.SIGKILL)  # 0 would be ourselves
+        os.kill(pid, signal.SIGKILL)
         return True
     except ProcessLookupError:
         return False
@@ -215,7 +223,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=40, help="rollouts")
     parser.add_argument("--kill", default="harness,container,runner", help=f"of {KINDS}")
     parser.add_argument("--strikes", type=int, default=0, help="at most; 0: to the end")
-    parser.add_argument("--every-s", type=float, default=0.7, help="mean time between strikes")
+    parser.add_argument("--every", type=float, default=2.0, help="mean attempts between strikes")
     parser.add_argument("--retries", type=int, default=2, help="after infrastructure failures")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

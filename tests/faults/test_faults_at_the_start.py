@@ -1,6 +1,8 @@
 """What the user must change: exit code 2, one message, nothing started and nothing moved."""
 
+import json
 import socket
+import tomllib
 
 import pytest
 
@@ -109,6 +111,26 @@ def test_an_engine_that_does_not_start_says_why(refused):
 def test_a_script_that_is_not_there_says_so(refused):
     said = refused("train", "run.toml", "--set", "cold_start.script=nowhere:script")
     assert "'nowhere:script'" in said
+
+
+def test_nothing_to_resume_is_said(refused, tmp_path):
+    assert "no run in runs/run to go on with" in refused("train", "run.toml", "--resume")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_another_run_is_not_resumed_and_all_that_differs_is_named(refused, tmp_path, earlier):
+    note = tomllib.loads(RUN) | {"seed": 9}
+    note["rollout"] = {"on_limit": "zero", "concurrency": 2}
+    (earlier / "run.json").write_text(json.dumps(note))
+    said = refused("train", "run.toml", "--resume", "--set", "engine.turns=['Well.']")
+    for difference in (
+        'engine.turns.0    "Well." here, "Done." in the run in runs/run',
+        'rollout.on_limit  not set here, "zero" in the run in runs/run',
+        "seed              not set here, 9 in the run in runs/run",
+    ):
+        assert f"  {difference}\n" in said
+    assert "concurrency" not in said
+    assert json.loads((earlier / "run.json").read_text()) == note
 
 
 def test_a_folder_that_is_no_run_is_left_alone(refused, tmp_path):
