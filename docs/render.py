@@ -49,9 +49,9 @@ once, with the path of each, and nothing is started before it is right.
   all others are the part's own.
 - At least one harness, one task source and an engine are required. The sandbox is `local` and the
   tracker `jsonl` unless said otherwise.
-- `--set key.path=value` overrides any key (entries of a list by number: `harness.0.weight=2`);
-  `--seed`, `--engine` and `--optimizer` are short for the commonest. Another engine or optimizer
-  drops the other keys of that table.
+- `--set key.path=value` overrides any key (entries of a list by number or label:
+  `harness.codex.weight=2`); `--seed`, `--engine` and `--optimizer` are short for the commonest.
+  Another engine or optimizer drops the other keys of that table.
 - `mixharness rollout` takes `--tasks SOURCE[:PATH]`, `--harness A[,B]` and `--sandbox NAME` too, in
   place of a file's tables. With them and `--engine` it needs no file at all.
 - `top_p`, `top_k`, penalties and grammars are refused: every log-prob is of
