@@ -295,6 +295,16 @@ async def test_what_a_killed_runner_leaves_is_reaped(backend: DockerSandboxBacke
             assert len(rules(this_process())) == 2
 
 
+async def test_a_network_goes_though_something_hangs_on_it() -> None:
+    async with started(firewall=False) as backend:
+        (network,) = ours(this_process(), "network", "ls")
+        stranger = docker("run", "-d", "--network", network, backend.config.image, "sleep", "600")
+    try:
+        assert ours(this_process(), "network", "ls") == []
+    finally:
+        docker("rm", "--force", stranger)
+
+
 @needs_root
 async def test_places_outside_by_list() -> None:
     serve = "python3 -m http.server -d /etc --bind 0.0.0.0"

@@ -1,6 +1,6 @@
 """Rollouts in docker under random `kill -9`: what is left of them, and on the machine?
 
-    private_dockerd.py python chaos.py --count 500
+    python tests/faults/private_dockerd.py python tests/faults/chaos.py --count 500
 
 Kills the agent's program, whole containers and the runner, which is started again on the same run
 folder until all is done; `--kill engine` restarts the engine instead. Prints one JSON object.

@@ -174,7 +174,7 @@ def test_killed_at_twenty_random_changes(trainings, undisturbed, name):
     file, name, changes = undisturbed(name)
     rng, kills, run_dir = random.Random(name), 0, ""
     while kills < 20 or run_dir:
-        at = rng.randint(1, len(changes)) if kills < 20 else 0
+        at = rng.randint(1, len(changes) // 3) if kills < 20 else 0  # a run is killed many times
         # Before its events are noted a folder holds no run, and is none to go on with.
         at = max(at, 4) if not run_dir else at
         resume, run_dir = bool(run_dir), run_dir or f"{name}-random-{kills}"

@@ -54,6 +54,7 @@ CONTEXT = 65536
 """Tokens: room for thirty turns of a program's own prompt, and small enough to overflow."""
 _VERIFIER = "unscored"
 _SETTINGS = ProxySettings(max_tokens=4096)
+_LIMITS = Limits(memory_mb=8192)  # Node asks for more private memory than it ever uses
 
 Done = Callable[[int, int], None]
 
@@ -161,7 +162,7 @@ def _scene(
     task = Task(
         id=situation.name, prompt=situation.prompt, verifier=_VERIFIER, files=situation.files
     )
-    slot = HarnessSlot(label=harness.name, harness=harness, program=program, limits=Limits())
+    slot = HarnessSlot(label=harness.name, harness=harness, program=program, limits=_LIMITS)
     return _Scene(
         situation=situation,
         expected=expected,

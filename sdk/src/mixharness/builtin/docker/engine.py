@@ -87,6 +87,19 @@ class Engine:
         with suppress(NotFound):
             self.api.remove_container(name, v=True, force=True)
 
+    def remove_network(self, name: str) -> None:
+        """Remove a network, if it is there, and whatever still hangs on it. Blocks.
+
+        The engine can forget to take the end of a container that died in its start off a network,
+        which it then gives up by force alone.
+        """
+        with suppress(NotFound):
+            for end in self.api.inspect_network(name)["Containers"].values():
+                log.info("network_end_cut_off", network=name, container=end["Name"])
+                with suppress(APIError):  # it may be leaving by itself
+                    self.api.disconnect_container_from_network(end["Name"], name, force=True)
+            self.api.remove_network(name)
+
 
 def check_image(name: str) -> None:
     """Check that the engine has an image; where there is no engine, all is well so far. Blocks.

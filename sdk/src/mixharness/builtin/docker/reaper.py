@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import structlog
 from docker.errors import DockerException
 from requests.exceptions import RequestException
 
-from mixharness.builtin.docker.engine import Engine
+from mixharness.builtin.docker.engine import Engine, stubbornly
 from mixharness.builtin.docker.firewall import remove_abandoned
 from mixharness.builtin.docker.owner import LABEL, OWNER_LABEL, abandoned
 from mixharness.errors import SandboxError
@@ -35,7 +36,7 @@ def _reap(engine: Engine) -> int:
     removed = sum(_removed(engine.remove_container, each["Id"]) for each in containers)
     for network in api.networks(filters=ours):
         if _left(network):
-            _removed(api.remove_network, network["Id"])
+            _removed(engine.remove_network, network["Id"])
     try:
         remove_abandoned(abandoned)
     except SandboxError as exc:  # whoever may set no rules has left none
@@ -49,7 +50,7 @@ def _left(thing: dict[str, Any]) -> bool:
 
 def _removed(remove: Callable[[str], None], ident: str) -> bool:
     try:
-        remove(ident)
+        stubbornly(partial(remove, ident))
     except (DockerException, RequestException) as exc:
         log.warning("not_reaped", ident=ident, error=str(exc))
         return False

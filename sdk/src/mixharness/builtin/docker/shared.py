@@ -126,4 +126,4 @@ def _remove(engine: Engine, network: Network) -> None:
     left = {"label": f"{NETWORK_LABEL}={network.name}"}
     for container in engine.api.containers(all=True, filters=left):
         engine.remove_container(container["Id"])
-    engine.api.remove_network(network.name)
+    engine.remove_network(network.name)
