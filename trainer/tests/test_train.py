@@ -75,6 +75,19 @@ async def test_learning_rate_0_leaves_every_weight(load, registry, tmp_path, lr)
 
 
 @pytest.mark.anyio
+async def test_with_staleness_a_run_takes_as_many_steps_and_says_how_old_its_groups_are(
+    load, registry, tmp_path
+):
+    run_dir = tmp_path / "run"
+    summary = await train(load(trainer__max_staleness=1, trainer__steps=3), registry, run_dir)
+    steps = [json.loads(x) for x in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [(step["groups"], step["policy_version"]) for step in steps] == [(2, 1), (2, 2), (2, 3)]
+    assert [step["staleness/max"] <= 1 for step in steps] == [True] * 3
+    assert summary["stale_groups"] == sum(step["stale_groups"] for step in steps)
+    assert summary["harnesses"]["agentloop"]["stale_groups"] == summary["stale_groups"]
+
+
+@pytest.mark.anyio
 async def test_grpo_on_made_up_logprobs_is_refused_before_any_rollout(load, registry, tmp_path):
     with pytest.raises(ConfigError) as refused:
         await train(load(optimizer__name="grpo"), registry, tmp_path / "run")

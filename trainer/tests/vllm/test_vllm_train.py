@@ -81,7 +81,8 @@ async def test_a_run_in_two_harnesses_trains_syncs_and_samples_with_each_version
 
     steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [step["policy_version"] for step in steps] == [1, 2]
-    assert [step["failures_by_kind"] for step in steps] == [{}, {}]
+    # Of the policy, which has learned nothing; none of the engine.
+    assert {kind for step in steps for kind in step["failures_by_kind"]} <= {"max_turns"}
     size = (run_dir / "weights/000002/model.safetensors").stat().st_size
     assert [(s["weights_taken"], s["sync/bytes"]) for s in steps] == [(True, size)] * 2
     assert min(step["sync/seconds"] for step in steps) > 0
