@@ -117,8 +117,7 @@ class Trainings:
         lines = (self.folder / run_dir / "metrics.jsonl").read_text().splitlines()
         steps = [json.loads(line) for line in lines]
         summary.pop("wall_s")
-        clocks = ("time/", "sync/seconds")
-        timeless = [{k: v for k, v in s.items() if not k.startswith(clocks)} for s in steps]
+        timeless = [{k: v for k, v in s.items() if not k.startswith("time/")} for s in steps]
         return {"summary": summary, "metrics": timeless}
 
     def stop(self) -> None:

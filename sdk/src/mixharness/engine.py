@@ -113,6 +113,14 @@ class InferenceEngine(Component[ConfigT], ABC):
         """
         return False
 
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether `load_weights` takes a folder that holds an adapter only, in peft's layout.
+
+        It is of the weights that the engine began with, and stands in for the one before it.
+        """
+        return False
+
     @abstractmethod
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one completion. Cancelling the await frees the engine's slot within 1 s.

@@ -1,8 +1,10 @@
 """Saves and resumes all that training depends on, without pickle. Publishing is weights.py's.
 
 A checkpoint is a Hugging Face folder, which any engine loads, with a subfolder `trainer/` for
-AdamW's state and the counters, and for the critic with all of its own. No generator's state is in
-it: what is random in a step is drawn from the run's seed and the step's number.
+AdamW's state and the counters, and for the critic with all of its own. Adapters are merged into the
+weights, and stand in `adapter/` too, to go on from with the weights that they were made for. No
+generator's state is in it: what is random in a step is drawn from the run's seed and the step's
+number.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from mixharness.optimizer import CriticSettings
 from mixharness.weights_rules import note_rules
 from mixharness_trainer.adamw import restore_adamw
 from mixharness_trainer.critic import Critic
+from mixharness_trainer.lora import ADAPTER, Lora, restore_adapter
 from mixharness_trainer.policy import Policy, optimizer_state
 
 log = structlog.get_logger()
@@ -89,6 +92,8 @@ def save_checkpoint(
     target = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     target.chmod(0o755)
     policy.save(target)
+    if policy.lora is not None:
+        policy.save_adapter(target / ADAPTER)
     note_rules(target, render_rules)
     (target / "trainer").mkdir()
     save_file(_contiguous(optimizer_state(policy)), target / _TENSORS)
@@ -114,8 +119,16 @@ def remove_unfinished(folder: Path) -> None:
             shutil.rmtree(other)
 
 
-def load_checkpoint(folder: Path, *, device: str = "auto") -> tuple[Policy, CheckpointState]:
+def load_checkpoint(
+    folder: Path, *, device: str = "auto", base: Path | None = None, lora: Lora | None = None
+) -> tuple[Policy, CheckpointState]:
     """Return the policy as it was saved, and all else of the checkpoint.
+
+    Args:
+        folder: the checkpoint.
+        device: see `Policy.load`.
+        base: the folder of the policy as the run began; needed with `lora` only.
+        lora: what the run trains.
 
     Raises:
         ConfigError: the folder holds no checkpoint, or one of another format.
@@ -126,8 +139,15 @@ def load_checkpoint(folder: Path, *, device: str = "auto") -> tuple[Policy, Chec
         message = f"holds no checkpoint this version reads ({_STATE}): {exc}"
         raise ConfigError("the checkpoint", [(str(folder), message)]) from exc
     policy = Policy.load(
-        folder, lr=state.lr, betas=state.betas, weight_decay=state.weight_decay, device=device
+        folder if lora is None or base is None else base,
+        lr=state.lr,
+        betas=state.betas,
+        weight_decay=state.weight_decay,
+        device=device,
+        lora=lora,
     )
+    if lora is not None:
+        restore_adapter(policy.model, folder / ADAPTER)
     policy.step, policy.version = state.step, state.policy_version
     policy.gap_alarm.history[:] = state.gap_history
     restore_adamw(policy.adamw, dict(policy.model.named_parameters()), load_file(folder / _TENSORS))

@@ -25,6 +25,7 @@ from mixharness.optimizer import Optimizer
 from mixharness_trainer.adamw import adamw_state
 from mixharness_trainer.attention import TREE_ATTENTION, Layout, layout_for
 from mixharness_trainer.critic import Critic
+from mixharness_trainer.lora import Lora, add_adapters, merged, save_adapter
 from mixharness_trainer.loss import GapAlarm
 
 log = structlog.get_logger()
@@ -60,6 +61,8 @@ class Policy:
     """The policy as the run began, frozen; only for an optimizer that reads it."""
     critic: Critic | None = None
     """The value model; only for an optimizer that asks for one."""
+    lora: Lora | None = None
+    """Adapters that are trained while the rest stands still; None trains all weights."""
 
     @classmethod
     def load(
@@ -70,8 +73,11 @@ class Policy:
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.0,
         device: str = "auto",
+        lora: Lora | None = None,
     ) -> Policy:
         """Load a Hugging Face folder: float32 on a CPU, bfloat16 and FlexAttention on CUDA.
+
+        With `lora` the folder's weights stay, and new adapters are trained.
 
         Raises:
             ConfigError: the model family cannot be trained here, with the reason.
@@ -79,10 +85,13 @@ class Policy:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         model, layout = _load_model(folder, device)
-        adamw = torch.optim.AdamW(model.parameters(), lr=lr, betas=betas, weight_decay=weight_decay)
+        if lora is not None:
+            add_adapters(model, lora)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        adamw = torch.optim.AdamW(trained, lr=lr, betas=betas, weight_decay=weight_decay)
         files = [Path(folder, name) for name in TOKENIZER_FILES]
         contents = {file.name: file.read_bytes() for file in files if file.exists()}
-        return cls(model=model, adamw=adamw, layout=layout, tokenizer_files=contents)
+        return cls(model=model, adamw=adamw, layout=layout, tokenizer_files=contents, lora=lora)
 
     def equip(self, optimizer: Optimizer[Any], folder: Path) -> None:
         """Load the reference and make the critic that the optimizer asks for, if any.
@@ -100,6 +109,11 @@ class Policy:
             self.critic = Critic.new(optimizer.critic, self.model)
 
     @property
+    def trained(self) -> list[torch.nn.Parameter]:
+        """Return the parameters that updates move."""
+        return list(self.adamw.param_groups[0]["params"])
+
+    @property
     def lr(self) -> float:
         """Return the learning rate of the next step."""
         return float(self.adamw.param_groups[0]["lr"])
@@ -110,10 +124,24 @@ class Policy:
             group["lr"] = value
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder (safetensors, configs, tokenizer) that any engine loads."""
-        self.model.save_pretrained(folder)
+        """Write a Hugging Face folder (safetensors, configs, tokenizer) that any engine loads.
+
+        Adapters are merged into the weights.
+        """
+        state = None if self.lora is None else merged(self.model)
+        self.model.save_pretrained(folder, state_dict=state)
         for name, content in self.tokenizer_files.items():
             Path(folder, name).write_bytes(content)
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write the adapter alone, as peft does.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.lora is None:
+            raise ValueError("a policy without adapters has none to save")
+        save_adapter(self.model, self.lora, folder)
 
 
 def _load_model(folder: Path, device: str) -> tuple[PreTrainedModel, Layout]:

@@ -22,6 +22,12 @@ class PolicyTable(Table):
     """Chat renderer of the model's family."""
     context: int = Field(4096, gt=0)
     """Longest prompt plus completion, in tokens."""
+    lora_rank: int = Field(0, ge=0)
+    """Train adapters of this rank on every linear layer while the weights stand still; 0 trains
+    the weights. An adapter takes memory for AdamW in proportion, and a learning rate some ten times
+    higher."""
+    lora_alpha: float = Field(32.0, gt=0.0)
+    """The adapters' change of the weights counts alpha / rank times."""
 
 
 class TrainerTable(Table):

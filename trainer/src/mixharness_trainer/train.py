@@ -41,6 +41,7 @@ from mixharness_trainer.checkpoint import (
 from mixharness_trainer.cold_start import ColdStart, cold_start
 from mixharness_trainer.collecting import Collector, Wanted, collecting, planned_steps
 from mixharness_trainer.composition import step_pairs
+from mixharness_trainer.lora import Lora
 from mixharness_trainer.policy import Policy
 from mixharness_trainer.self_test import SelfTestError, self_test
 from mixharness_trainer.step_metrics import step_metrics
@@ -176,15 +177,22 @@ def _begin(
     checkpoint, rules = run_dir / CHECKPOINT, rules_of_run(config, registry)
     if not checkpoint.exists():
         settings: TrainerTable = config.table("trainer")  # type: ignore[assignment]
-        policy = Policy.load(folder, lr=settings.lr, weight_decay=settings.weight_decay)
+        policy = Policy.load(
+            folder, lr=settings.lr, weight_decay=settings.weight_decay, lora=_lora(config)
+        )
         return policy, LoopState()
     remove_unfinished(checkpoint)
-    policy, state = load_checkpoint(checkpoint)
+    policy, state = load_checkpoint(checkpoint, base=folder, lora=_lora(config))
     if state.render_rules != rules:
         message = f"the run had {state.render_rules}, what is installed has {rules}"
         raise ConfigError(str(config.path), [("rollout.render_rules", message)])
     log.info("run_resumed", step=state.loop.step, policy_version=state.policy_version)
     return policy, state.loop
+
+
+def _lora(config: RunConfig) -> Lora | None:
+    table: PolicyTable = config.table("policy")  # type: ignore[assignment]
+    return Lora(rank=table.lora_rank, alpha=table.lora_alpha) if table.lora_rank else None
 
 
 async def _prove(run: Run, policy: Policy) -> None:
@@ -218,7 +226,7 @@ async def _publish(run: Run, policy: Policy, version: int) -> dict[str, Any]:
         return {"weights_taken": False}
     return {
         "weights_taken": True,
-        "sync/seconds": done.seconds,
+        "time/sync_s": done.seconds,
         "sync/bytes": done.num_bytes,
     }
 

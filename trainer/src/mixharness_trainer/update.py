@@ -245,7 +245,7 @@ class _Step:
         gradient: Callable[[PackedBatch, Tensor | None], None],
     ) -> None:
         """Add all batches' gradients harness by harness, and note how far they agree."""
-        shares = GradientShares(self.policy.model.parameters())
+        shares = GradientShares(self.policy.trained)
         for harness, same in groupby(pairs, key=lambda pair: self._harness_of(pair[0])):
             for batch, old_E in same:
                 gradient(batch, old_E)
@@ -370,8 +370,7 @@ class _Step:
 
     def _descend(self) -> None:
         """Clip and step; a gradient that is not finite moves nothing and is counted."""
-        parameters = list(self.policy.model.parameters())
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.trained, self.settings.max_grad_norm)
         self.figures.grad_norms.append(float(norm))
         if torch.isfinite(norm):
             self.policy.adamw.step()

@@ -35,13 +35,15 @@ async def publish(
     """Give the engine the policy's weights as number `version`.
 
     They are written to `folder/<version>` while requests still run; then requests are held, the
-    engine loads, and the older saved weights go. On a raise the engine keeps the older ones.
+    engine loads, and the older saved weights go. On a raise the engine keeps the older ones. Of a
+    policy with adapters an engine that takes them gets them alone.
 
     Raises:
         EngineError: the engine did not take them.
     """
     target = folder / f"{version:06d}"
-    await anyio.to_thread.run_sync(policy.save, target)
+    alone = policy.lora is not None and engine.takes_adapters
+    await anyio.to_thread.run_sync(policy.save_adapter if alone else policy.save, target)
     async with gate.closed(drain=not engine.updates_in_flight):
         began = time.monotonic()
         with boundary(EngineError, f"engine {engine.name!r}"):

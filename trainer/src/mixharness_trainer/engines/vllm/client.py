@@ -19,6 +19,8 @@ _CONNECT_S = 10.0
 _HEALTH_S = 10.0
 _NO_LOGPROB = -9000.0
 """vLLM sends -9999 for a token whose log-prob it does not know."""
+BASE_MODEL = "policy"
+"""The name under which a server's own weights are asked for."""
 _FINISH = {"stop": "stop", "length": "length", "abort": "cancelled"}
 
 
@@ -63,14 +65,19 @@ class VllmClient:
         models = await self._call("GET", "/v1/models")
         return int(models["data"][0]["max_model_len"])
 
-    async def sample(self, request: GenerateRequest, max_tokens: int) -> Generation:
+    async def sample(
+        self, request: GenerateRequest, max_tokens: int, model: str = BASE_MODEL
+    ) -> Generation:
         """Sample one completion; closing the connection frees the server.
+
+        Versions are those of the server's own weights, whatever adapter `model` names.
 
         Raises:
             ServerLost: the server does not answer any more.
             EngineError: it refused, or answered with what breaks the contract.
         """
         body = {
+            "model": model,
             "request_id": request.request_id,
             "token_ids": request.prompt_ids,
             "sampling_params": {
@@ -115,7 +122,8 @@ class VllmClient:
             raise ServerLost(f"the engine of vLLM at {self.url} has died")
         if response.is_error:
             raise EngineError(f"vLLM at {self.url} refused {path}: {_error_text(response.content)}")
-        return orjson.loads(response.content) if response.content else {}
+        said = response.headers.get("content-type", "").startswith("application/json")
+        return orjson.loads(response.content) if said and response.content else {}
 
 
 def _error_text(content: bytes) -> str:

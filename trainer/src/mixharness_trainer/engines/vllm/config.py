@@ -29,9 +29,12 @@ class VllmConfig(ModelFolderConfig):
     """Python of another environment that has vLLM and this package; empty for this one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights and cache; `auto` is the trainer's: float32 on a CPU, bfloat16 on a GPU."""
-    sync: Literal["file", "nccl", "ipc"] = "file"
+    sync: Literal["file", "nccl", "ipc", "adapter"] = "file"
     """How new weights reach a server: from the saved file (any machine that sees it), by NCCL
-    between GPUs, or by CUDA IPC where trainer and server share a GPU."""
+    between GPUs, by CUDA IPC where trainer and server share a GPU, or as an adapter that it loads
+    beside weights of its own; the last needs `lora_rank` in `[policy]`."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Highest rank of adapters; left out, that of `[policy]`."""
     on_update: Literal["drain", "keep"] = "drain"
     """A weight update waits for what is being sampled, or pauses it and goes on with the new
     weights; then one call has tokens of both versions."""
@@ -55,6 +58,8 @@ class VllmConfig(ModelFolderConfig):
             raise ValueError(f"`flags` may not hold {', '.join(taken)}: the engine sets them")
         if self.urls and self.replicas != 1:
             raise ValueError("set `urls` to attach to servers, or `replicas` to launch them")
+        if self.sync == "adapter" and self.on_update == "keep":
+            raise ValueError('`sync = "adapter"` needs `on_update = "drain"`')
         if self.devices and len(self.devices) != self.replicas:
             raise ValueError(f"{self.replicas} replicas need {self.replicas} `devices`, or none")
         return self

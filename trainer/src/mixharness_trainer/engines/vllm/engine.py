@@ -23,6 +23,7 @@ from mixharness_trainer.engines.vllm.config import VllmConfig
 from mixharness_trainer.engines.vllm.replica import Replica, State
 from mixharness_trainer.engines.vllm.server import Launch
 from mixharness_trainer.engines.vllm.sync import Weights, check_fit, tensor_shapes
+from mixharness_trainer.lora_files import is_adapter
 
 log = structlog.get_logger()
 
@@ -68,6 +69,11 @@ class VllmEngine(InferenceEngine[VllmConfig]):
     def updates_in_flight(self) -> bool:
         """Whether weights may change under requests that are being sampled."""
         return self.config.on_update == "keep"
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether servers are given the adapter and keep their weights."""
+        return self.config.sync == "adapter"
 
     async def start(self) -> None:
         """Launch the servers, or attach to them, and wait until all have the model's weights.
@@ -126,7 +132,8 @@ class VllmEngine(InferenceEngine[VllmConfig]):
                 f"load_weights with {sampling} requests in flight; close the gate first"
             )
         weights = Weights(source.resolve(), policy_version)
-        await asyncio.to_thread(check_fit, weights.folder, self._shapes)
+        if not is_adapter(weights.folder):
+            await asyncio.to_thread(check_fit, weights.folder, self._shapes)
         async with self._updating:
             before, self._target = self._target, weights
             alive = [replica for replica in self._replicas if replica.state is State.ALIVE]

@@ -16,6 +16,8 @@ import structlog
 
 from mixharness.engine import GenerateRequest, Generation, SamplingCancelled
 from mixharness.errors import EngineError, boundary
+from mixharness.types import VersionSpan
+from mixharness_trainer.engines.vllm.adapters import Adapters
 from mixharness_trainer.engines.vllm.client import ServerLost, VllmClient
 from mixharness_trainer.engines.vllm.config import VllmConfig
 from mixharness_trainer.engines.vllm.server import Launch, VllmServer
@@ -64,6 +66,7 @@ class Replica:
         self._config, self._target, self._launch = config, target, launch
         self._server: VllmServer | None = None
         self._sender: Sender | None = None
+        self._adapters: Adapters | None = None
         self._has: Weights | None = None
         self._sampling: set[asyncio.Task[Generation]] = set()
 
@@ -80,7 +83,7 @@ class Replica:
             SamplingCancelled: cancelled, with what was sampled so far.
             EngineError: the server refused.
         """
-        task = asyncio.create_task(self.client.sample(request, max_tokens))
+        task = asyncio.create_task(self._sample(request, max_tokens))
         self._sampling.add(task)
         try:
             await asyncio.wait({task})
@@ -158,12 +161,39 @@ class Replica:
         await self._release()
         await self.client.close()
 
+    async def _sample(self, request: GenerateRequest, max_tokens: int) -> Generation:
+        if self._adapters is None or self._has is None:
+            return await self.client.sample(request, max_tokens)
+        version = self._has.version
+        found = await self.client.sample(request, max_tokens, self._adapters.model)
+        return replace(found, versions=(VersionSpan(version, 0, len(found.ids)),))
+
     async def _load(self, weights: Weights) -> None:
+        """Have the server sample with these weights; see `_load_whole` and `Adapters`."""
+        began = time.monotonic()
+        if self._config.sync != "adapter":
+            await self._load_whole(weights)
+        else:
+            if self._adapters is None:
+                self._adapters = Adapters(self.client)
+                # A number says that the server has not started anew since.
+                await self.client.post("/update_weight_version", {"new_version": "0"})
+            await self._adapters.load(weights)
+        self._has = weights
+        log.info(
+            "weights_sent",
+            engine="vllm",
+            url=self.url,
+            policy_version=weights.version,
+            num_bytes=weights.num_bytes,
+            seconds=round(time.monotonic() - began, 3),
+        )
+
+    async def _load_whole(self, weights: Weights) -> None:
         """Pause, move the weights, number them, forget all cached keys, and go on.
 
         What is being sampled stays and goes on with the new weights; its keys are computed anew.
         """
-        began = time.monotonic()
         if self._sender is None:
             self._sender = await connect(self.client, self._config.sync)
         await self.client.post("/pause", params={"mode": "keep"})
@@ -175,15 +205,6 @@ class Replica:
         if not reset.get("success"):
             raise EngineError(f"it keeps keys of older weights: {reset}")
         await self.client.post("/resume")
-        self._has = weights
-        log.info(
-            "weights_sent",
-            engine="vllm",
-            url=self.url,
-            policy_version=weights.version,
-            num_bytes=weights.num_bytes,
-            seconds=round(time.monotonic() - began, 3),
-        )
 
     async def _cut(self, task: asyncio.Task[Generation], request_id: str) -> Generation | None:
         """End a request, and return what was sampled so far if the server still tells."""
@@ -227,7 +248,7 @@ class Replica:
         return "" if self._server is None else self._server.tail()
 
     async def _release(self) -> None:
-        sender, self._sender, self._has = self._sender, None, None
+        sender, self._sender, self._has, self._adapters = self._sender, None, None, None
         server, self._server = self._server, None
         if sender is not None:
             with contextlib.suppress(Exception):  # the other end may be gone

