@@ -66,7 +66,7 @@ def test_it_is_used_from_a_run_file(environment: dict[str, str], tmp_path: Path)
     (tmp_path / "birds.toml").write_text(RUN_FILE)
     (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, TASKS)))
     out = mixharness(environment, tmp_path, "rollout", "birds.toml")
-    assert ["parrot", "2", "2", "0.500", "-"] in [line.split() for line in out.splitlines()]
+    assert ["parrot", "2", "2", "0.500", "-", "0"] in [line.split() for line in out.splitlines()]
     audit = json.loads(mixharness(environment, tmp_path, "audit", "runs/birds", "--json"))
     assert audit["parrot"]["calls"] == 2
     assert audit["parrot"]["unexplained_loss"] == 0.0
