@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from mixharness.builtin.docker import DockerSandboxBackend, DockerSandboxConfig
 from mixharness.builtin.docker.owner import LABEL, OWNER_LABEL, this_process
@@ -353,10 +354,11 @@ async def test_without_iptables_the_run_does_not_start(monkeypatch: pytest.Monke
     assert ours(this_process(), "network", "ls") == []
 
 
-async def test_without_the_firewall_it_opens(capsys: pytest.CaptureFixture[str]) -> None:
-    async with started(firewall=False) as backend, backend.open(spec()) as sandbox:
-        assert await say(sandbox, "echo on") == "on"
-    assert "docker_firewall_off" in capsys.readouterr().out
+async def test_without_the_firewall_it_opens() -> None:
+    with capture_logs() as logs:
+        async with started(firewall=False) as backend, backend.open(spec()) as sandbox:
+            assert await say(sandbox, "echo on") == "on"
+    assert "docker_firewall_off" in [entry["event"] for entry in logs]
 
 
 @pytest.mark.parametrize("host", ["unix:///nowhere/docker.sock", "tcp://127.0.0.1:2375"])

@@ -51,8 +51,8 @@ class Stream:
             self._writer.write_eof()
 
     def close(self) -> None:
-        """Close the connection; may be called twice."""
-        self._writer.close()
+        """Drop the connection with what was not sent yet; may be called twice."""
+        self._writer.transport.abort()  # `close` waits for a program that reads no more
 
 
 async def hijack(socket: str, path: str, body: Mapping[str, object]) -> Stream:
@@ -76,10 +76,10 @@ async def hijack(socket: str, path: str, body: Mapping[str, object]) -> Stream:
         if int(head.split(maxsplit=2)[1]) not in (101, 200):
             raise SandboxError(f"the Docker engine refuses: {await _message(reader)}")
     except (OSError, asyncio.IncompleteReadError) as exc:
-        writer.close()
+        writer.transport.abort()
         raise SandboxError(f"the Docker engine hung up: {exc}") from exc
     except BaseException:
-        writer.close()
+        writer.transport.abort()
         raise
     return Stream(reader, writer)
 
