@@ -6,7 +6,7 @@ from mixharness.cli.main import run
 from mixharness.config import load_run_file
 from mixharness.errors import ConfigError
 from mixharness.plugins import load_plugins
-from mixharness_trainer.before import check, claim, find_run
+from mixharness_trainer.before import alone, check, claim, find_run
 
 RUN = """
 [[harness]]
@@ -94,6 +94,17 @@ def test_an_earlier_run_is_set_aside(tmp_path):
         (tmp_path / "run/events.jsonl").write_text(str(number))
     found = {each.name: (each / "events.jsonl").read_text() for each in tmp_path.iterdir()}
     assert found == {"run~1": "0", "run~2": "1", "run": "2"}
+
+
+def test_a_folder_is_held_by_one_training_at_a_time(tmp_path):
+    claim(tmp_path / "run")
+    with alone(tmp_path / "run"):
+        for attempt in (lambda: claim(tmp_path / "run"), alone(tmp_path / "run").__enter__):
+            with pytest.raises(ConfigError, match="another process trains in this folder"):
+                attempt()
+        assert [each.name for each in tmp_path.iterdir()] == ["run"]
+    claim(tmp_path / "run")
+    assert {each.name for each in tmp_path.iterdir()} == {"run~1", "run"}
 
 
 def test_only_a_run_is_resumed(tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mixharness.config import RunConfig
@@ -39,15 +42,33 @@ def claim(run_dir: Path) -> None:
     """Make the run's folder; an earlier run in it is set aside as `<name>~1`, `<name>~2`, ...
 
     Raises:
-        ConfigError: the folder holds something that is no run.
+        ConfigError: the folder holds something that is no run, or a run that goes on.
     """
     if run_dir.exists() and not (run_dir / EVENTS_FILE).exists():
         if not run_dir.is_dir() or any(run_dir.iterdir()):
             message = "holds something that is no run; choose another --run-dir"
             raise ConfigError("the command line", [(str(run_dir), message)])
     elif run_dir.exists():
+        with alone(run_dir):
+            pass
         run_dir.rename(_free_name(run_dir))
     run_dir.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def alone(run_dir: Path) -> Iterator[None]:
+    """Keep other trainings out of a run's folder, until this process ends at the latest.
+
+    Raises:
+        ConfigError: another one is in it.
+    """
+    with (run_dir / EVENTS_FILE).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = "another process trains in this folder; choose another --run-dir, or end it"
+            raise ConfigError("the command line", [(str(run_dir), message)]) from None
+        yield
 
 
 def find_run(run_dir: Path) -> None:

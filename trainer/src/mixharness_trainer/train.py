@@ -31,7 +31,7 @@ from mixharness.runs import Run, evaluate, open_run
 from mixharness.types import Rollout
 from mixharness.viewer import RunProgress, summary_table
 from mixharness.weights_rules import rules_of_run
-from mixharness_trainer.before import FREE_TO_CHANGE, check, claim, find_run
+from mixharness_trainer.before import FREE_TO_CHANGE, alone, check, claim, find_run
 from mixharness_trainer.checkpoint import (
     LoopState,
     load_checkpoint,
@@ -86,7 +86,7 @@ async def train(
         find_run(run_dir)
     else:
         claim(run_dir)
-    with logs_to(run_dir):
+    with alone(run_dir), logs_to(run_dir):
         note_run_file(config, run_dir, FREE_TO_CHANGE)
         return await _train(config, registry, run_dir)
 
@@ -118,7 +118,8 @@ async def _train(config: RunConfig, registry: Registry, run_dir: Path) -> dict[s
                         wall_s = done.wall_s + time.monotonic() - started
                         loop = LoopState(step=step, history=history, wall_s=wall_s)
                         rules = rules_of_run(config, registry)
-                        save_checkpoint(policy, run_dir / CHECKPOINT, render_rules=rules, loop=loop)
+                        save = partial(save_checkpoint, render_rules=rules, loop=loop)
+                        await anyio.to_thread.run_sync(save, policy, run_dir / CHECKPOINT)
             after = await _held_out(run, "eval-after", progress)
     wall_s = done.wall_s + time.monotonic() - started
     outcome = Outcome(before=before, after=after, history=history, wall_s=wall_s)
