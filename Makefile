@@ -22,7 +22,7 @@ setup: $(foreach p,$(PROGRAMS),$(VENV)/.$(p)) ## make .venv with all packages, t
 quickstart: $(VENV)/.claude_code ## the main job: train one small policy in two harnesses (about 14 minutes)
 	$(BIN)/mixharness train configs/quickstart.toml
 
-mixed: setup image ## one policy in four harnesses, in containers (about 8 minutes, needs a Docker engine)
+mixed: setup image ## one policy in four harnesses, in containers (about 10 minutes, needs a Docker engine)
 	$(BIN)/mixharness train configs/mixed.toml
 
 image: $(VENV)/.packages ## make the base image of docker sandboxes, where it is not there
