@@ -2,8 +2,8 @@
 
 Each run is `mixharness train configs/quickstart.toml` with the settings of its arm. All arms of a
 seed go on from one cold start, whose run is the arm `cold_start`. A run that is done is not made
-again, and what is needed of it is kept in learning.json beside this file; the tables are computed
-from there alone. A run takes about 8 minutes on two cores.
+again; what is needed of it is kept in learning.json in the folder of the runs. A run takes about 8
+minutes on two cores.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from mixharness.rollout.store import RunStore, write_atomically
 from mixharness.stats import Scores, mean_interval, paired_difference_over_seeds
 from mixharness.types import GroupKey
 
-DATA = Path(__file__).with_suffix(".json")
 RUN_FILE = "configs/quickstart.toml"
 COLD_START, UNTRAINED = "cold_start", "untrained"
 TWICE = "trainer.tasks_per_step=16"  # as many groups in one harness as a mixed run has in two
 ARMS: dict[str, tuple[str, ...]] = {
-    COLD_START: ("--set", "trainer.steps=0"),
+    COLD_START: ("--set", "trainer.steps=0", "--set", "task_source.2.count=1"),  # no evaluation
     "grpo": (),
     "ppo": (
         *("--optimizer", "ppo", "--set", "trainer.group_size=1"),
@@ -166,12 +165,14 @@ def _costs(runs: Mapping[str, Run]) -> dict[str, float]:
 
 def measure(arms: Sequence[str], seeds: Sequence[int], folder: Path) -> dict[str, dict[str, Run]]:
     """Make the runs that are not done, one after the other, and return all that are."""
-    data: dict[str, dict[str, Run]] = orjson.loads(DATA.read_bytes()) if DATA.exists() else {}
+    file = folder / "learning.json"
+    data: dict[str, dict[str, Run]] = orjson.loads(file.read_bytes()) if file.exists() else {}
+    folder.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
         for arm in arms:
             if str(seed) not in data.get(arm, {}):
                 data.setdefault(arm, {})[str(seed)] = train(arm, seed, folder)
-                write_atomically(DATA, orjson.dumps(data, option=orjson.OPT_INDENT_2))
+                write_atomically(file, orjson.dumps(data, option=orjson.OPT_INDENT_2))
     return data
 
 
