@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	command -v $$p >/dev/null 2>&1 && $$p -c '$(ENOUGH)' && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart mixed image test test-docker test-vllm test-all check fix docs
+.PHONY: help setup quickstart mixed image test test-slow test-docker test-vllm test-all check fix docs
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,8 +28,11 @@ mixed: setup image ## one policy in four harnesses, in containers (about 10 minu
 image: $(VENV)/.packages ## make the base image of docker sandboxes, where it is not there
 	$(BIN)/mixharness sandbox build
 
-test: setup ## everything but docker, vllm and gpu (under 15 minutes)
-	$(BIN)/python -m pytest -m "not docker and not vllm and not gpu"
+test: setup ## everything but slow, docker, vllm and gpu (under 15 minutes)
+	$(BIN)/python -m pytest -m "not slow and not docker and not vllm and not gpu"
+
+test-slow: setup ## the long ones: kills at every point, all that OpenClaw does, 20,000 bodies a dialect
+	$(BIN)/python -m pytest -m "slow and not docker and not vllm and not gpu"
 
 test-docker: setup image ## what needs a Docker engine
 	$(BIN)/python -m pytest -m "docker and not vllm and not gpu"
@@ -38,7 +41,7 @@ test-vllm: setup $(VLLM)/.packages ## what needs vLLM, built for CPUs (installs 
 	$(BIN)/python -m pytest -m vllm trainer/tests
 	$(VLLM)/bin/python -m pytest -m vllm sdk/tests
 
-test-all: test test-docker test-vllm ## everything but gpu
+test-all: test test-slow test-docker test-vllm ## everything but gpu
 
 check: $(VENV)/.packages ## lint, format, types, import arrows and budgets
 	$(BIN)/ruff check
