@@ -50,8 +50,7 @@ def claim(run_dir: Path) -> None:
             raise ConfigError("the command line", [(str(run_dir), message)])
     elif run_dir.exists():
         with alone(run_dir):
-            pass
-        run_dir.rename(_free_name(run_dir))
+            run_dir.rename(_free_name(run_dir))
     run_dir.mkdir(parents=True, exist_ok=True)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -35,26 +36,20 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
 
     Source: Hu et al. 2021 (arXiv:2106.09685), section 4.1.
     """
-    from peft import LoraConfig, inject_adapter_in_model  # takes a second to import
+    from peft import inject_adapter_in_model  # takes a second to import
 
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules="all-linear")
-    config.task_type = "CAUSAL_LM"
-    inject_adapter_in_model(config, model, _NAME)
+    inject_adapter_in_model(_config(lora, "all-linear"), model, _NAME)
     for parameter in _parameters(model).values():
         parameter.data = parameter.data.float()
 
 
 def save_adapter(model: PreTrainedModel, lora: Lora, folder: Path) -> None:
     """Write the adapter as peft does, in a folder that peft and vLLM load."""
-    from peft import LoraConfig
-
     folder.mkdir(parents=True, exist_ok=True)
     named = {name: p.detach().contiguous() for name, p in _parameters(model).items()}
     save_file(named, folder / ADAPTER_WEIGHTS)
     modules = sorted({name.split(".")[-3] for name in named})
-    config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=modules, task_type="CAUSAL_LM"
-    )
+    config = _config(lora, modules)
     config.inference_mode = True
     config.save_pretrained(str(folder))
 
@@ -89,6 +84,14 @@ def merged(model: PreTrainedModel) -> Mapping[str, Tensor]:
             delta = module.get_delta_weight(_NAME)
             state[f"{name}.weight"] = (weight.float() + delta.float()).to(weight.dtype)
     return state
+
+
+def _config(lora: Lora, modules: str | list[str]) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=modules, task_type="CAUSAL_LM"
+    )
 
 
 def _parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
