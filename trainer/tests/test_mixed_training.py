@@ -121,8 +121,8 @@ async def test_a_harness_left_out_is_evaluated_and_never_trained(run):
 @pytest.mark.slow
 async def test_ppo_with_a_shared_trunk_by_weight(run):
     overrides = {"optimizer__critic": "shared", "harness__terse__weight": 3.0}
-    overrides |= {"trainer__group_size": 1, "trainer__epochs": 2}
-    summary, steps, _ = await run("ppo", **overrides)
+    overrides |= {"trainer__group_size": 1, "trainer__epochs": 2, "eval__before": False}
+    summary, steps, rollouts = await run("ppo", **overrides)
 
     assert [(s["groups/agentloop"], s["groups/terse"]) for s in steps] == [(1, 3), (1, 3)]
     assert [step["critic/pretraining"] for step in steps] == [1, 0]
@@ -130,3 +130,8 @@ async def test_ppo_with_a_shared_trunk_by_weight(run):
     assert PAIR not in steps[0]  # in its pretraining, the critic learns alone
     assert summary["gradient_cosine"] == {"agentloop/terse": steps[1][PAIR]}
     assert -1 < steps[1][PAIR] < 1
+    scored = {rollout.id for rollout in rollouts if rollout.id.startswith("eval")}
+    assert scored == {"eval-after-t4-agentloop-0", "eval-after-t4-terse-0"}
+    row = summary["harnesses"]["terse"]
+    assert (row["before"], row["diff"], row["held_out_tasks"]) == (None, None, 0)
+    assert row["after"] in (0.0, 1.0)

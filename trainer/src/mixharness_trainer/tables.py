@@ -71,6 +71,8 @@ class EvalTable(Table):
 
     samples: int = Field(1, gt=0)
     """Rollouts per held-out task and harness."""
+    before: bool = True
+    """Whether the policy is scored before the first update too, so that the gain is known."""
 
 
 class ColdStartTable(Table):

@@ -255,7 +255,8 @@ async def _policy_folder(
 async def _held_out(run: Run, stage: str, progress: RunProgress) -> Scores:
     """Score the held-out tasks in every harness; nothing when a script does the sampling."""
     table: EvalTable = run.config.table("eval")  # type: ignore[assignment]
-    if run.engine.fake_logprobs or not run.tasks["eval"]:
+    unwanted = stage == "eval-before" and not table.before
+    if unwanted or run.engine.fake_logprobs or not run.tasks["eval"]:
         return {}
     progress.stage(stage)
     return await evaluate(run, run.tasks["eval"], stage, table.samples, _counter(progress))
