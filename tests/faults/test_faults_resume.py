@@ -36,10 +36,11 @@ max_tokens = 8
 [rollout]
 concurrency = 1
 [trainer]
-steps = 2
+steps = {steps}
 tasks_per_step = 2
 group_size = {group_size}
 checkpoint_every = {checkpoint_every}
+max_staleness = {max_staleness}
 [[tracker]]
 name = "audited"
 [engine]
@@ -76,11 +77,18 @@ SHAPE = PolicyShape(layers=1, hidden=32, heads=2, kv_heads=1, intermediate=32, c
 DURABLE = re.compile(r"(os\.rename|os\.symlink|os\.rmdir|metrics\.line) (?!.*/grading)")
 """The changes that count at once; others prepare a file or folder that is renamed later."""
 KILLED = -9
+
+
+def run_file(end: str, policy: str = MODEL, **trainer: int) -> str:
+    settings = {"steps": 2, "group_size": 1, "checkpoint_every": 1, "max_staleness": 0}
+    return RUN.format(policy=policy, **settings | trainer) + end
+
+
 FILES = {
-    "warm": RUN.format(policy=MODEL, group_size=1, checkpoint_every=1) + SFT,
-    # Steps without a checkpoint are taken again.
-    "cold": RUN.format(policy=COLD_START, group_size=1, checkpoint_every=2) + SFT,
-    "sampled": RUN.format(policy=MODEL, group_size=2, checkpoint_every=1) + HF,
+    "warm": run_file(SFT),
+    "cold": run_file(SFT, COLD_START, checkpoint_every=2),  # a step is taken again
+    "sampled": run_file(HF, group_size=2),
+    "ahead": run_file(HF, group_size=2, steps=4, checkpoint_every=2, max_staleness=1),
 }
 
 
@@ -212,6 +220,46 @@ def test_a_sampled_run_keeps_its_rollouts_when_killed_inside_of_them(trainings, 
     assert trainings.run(file, "inside")["status"] == 0
     assert stored(folder).items() >= kept.items()
     assert_alike(trainings, "inside", name)
+
+
+@pytest.mark.slow
+def test_a_run_ahead_of_its_trainer_is_killed_at_twenty_random_changes(trainings, undisturbed):
+    """What it samples depends on how fast it is; what is kept of it does not."""
+    file, name, changes = undisturbed("ahead")
+    rng, kills, runs = random.Random(name), 0, 0
+    while kills < 20:
+        run_dir, noted, runs = f"ahead-{runs}", {}, runs + 1
+        at = rng.randint(4, len(changes) // 3)
+        done = trainings.run(file, run_dir, resume=False, at=at)
+        while done["status"] == KILLED:
+            earlier, noted, kills = noted, journal(trainings.folder / run_dir), kills + 1
+            assert noted.items() >= earlier.items()  # a step keeps the groups that it took
+            at = rng.randint(1, len(changes) // 3) if kills < 20 else 0
+            done = trainings.run(file, run_dir, at=at)
+        assert_trained_once(trainings.folder / run_dir)
+        assert not leftovers(trainings.folder / run_dir)
+    assert_trained_once(trainings.folder / name)
+
+
+def journal(run_dir):
+    """Return what is noted of each step of a run that runs ahead."""
+    return {int(f.stem): json.loads(f.read_text()) for f in (run_dir / "ahead").glob("*.json")}
+
+
+def assert_trained_once(run_dir):
+    """Each step took groups that no other did, young enough; all other rollouts are excluded."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    taken, store = journal(run_dir), RunStore(run_dir)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4] == sorted(taken)
+    assert max(line["staleness/max"] for line in lines) <= 1
+    groups = [number for step in taken.values() for number in (*step["groups"], *step["stale"])]
+    assert len(groups) == len(set(groups))
+    trained = [
+        name for step in taken.values() for names in step["groups"].values() for name in names
+    ]
+    assert len(trained) == len(set(trained)) == 4 * 2 * 2
+    usable = {name for name in store.finished() if store.load(name).usable}
+    assert usable == set(trained)
 
 
 def assert_alike(trainings, run_dir, name):

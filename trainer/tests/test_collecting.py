@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -11,7 +12,7 @@ from mixharness.assemble import build
 from mixharness.builtin.scripted import ScriptedConfig, ScriptedEngine
 from mixharness.config import load_run_file
 from mixharness.plugins import load_plugins
-from mixharness.rollout.store import RunStore
+from mixharness.rollout.store import ROLLOUT_FILE, RunStore
 from mixharness.runs import collect_pairs, open_run
 from mixharness.types import FailureClass, FailureKind
 from mixharness_trainer.collecting import Wanted, collecting, planned_steps
@@ -160,6 +161,11 @@ async def test_a_hanging_rollout_blocks_no_step_and_its_group_is_dropped_whole(b
         sampled = [[bool(call.sampled_ids) for call in r.calls] for r in dropped]
         assert sampled == [[True, True], [True, False]]
         assert not any(r.usable for r in dropped)
+    # As it is after a kill between the journal and the rollouts.
+    store.save(replace(dropped[0], failure=None))
+    (store.path(dropped[1].id) / ROLLOUT_FILE).unlink()
+    async with bench.open(engine, 1) as run, collecting(bench.wanted(run)):
+        assert [store.load(r.id) for r in dropped] == dropped
 
 
 async def publish_despite(run, engine, version):

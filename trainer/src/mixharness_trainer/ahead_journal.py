@@ -42,10 +42,11 @@ class AheadJournal:
         file = self._file(step)
         return Taken.model_validate_json(file.read_bytes()) if file.exists() else None
 
-    def done(self) -> set[int]:
-        """Return the numbers of all groups that were taken or dropped."""
+    def done(self) -> tuple[set[int], set[int]]:
+        """Return the numbers of all groups that were taken, and of those that were dropped."""
         files = [Taken.model_validate_json(f.read_bytes()) for f in self._folder.glob("*.json")]
-        return {number for taken in files for number in (*taken.groups, *taken.stale)}
+        taken = {number for file in files for number in file.groups}
+        return taken, {number for file in files for number in file.stale}
 
     def _file(self, step: int) -> Path:
         return self._folder / f"{step:06d}.json"

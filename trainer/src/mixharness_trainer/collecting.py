@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from mixharness.optimizer import Optimizer
 from mixharness.rollout.types import RolloutRequest
 from mixharness.runs import Pair, Run, collect_once
-from mixharness.types import Rollout
+from mixharness.types import FailureKind, Rollout
 from mixharness_trainer.ahead import Ahead
 from mixharness_trainer.ahead_journal import AheadJournal
 from mixharness_trainer.groups import Grouped, group_rollouts
@@ -84,9 +84,11 @@ async def collecting(wanted: Wanted) -> AsyncIterator[Collector]:
         return
     run, journal = wanted.run, AheadJournal(wanted.run.run_dir)
     groups = _groups(wanted)
-    done = journal.done()
+    taken, dropped = journal.done()
+    for number in dropped:  # as far as the run was killed before it did so
+        groups[number].discard(FailureKind.STALE)
     async with Ahead(
-        (group for group in groups if group.number not in done),
+        (group for group in groups if group.number not in taken | dropped),
         per_step=len(wanted.plan[0]),
         max_staleness=ahead_by,
         version=lambda: run.engine.policy_version,

@@ -58,18 +58,18 @@ class PlannedGroup:
         self.rollouts = [self.runner.store.load(name) for name in names]
 
     def discard(self, kind: FailureKind) -> None:
-        """Give each of its rollouts the failure, on disk too, and keep what was sampled.
+        """Give each of its rollouts on disk the failure, and keep what was sampled.
 
         Those that were excluded anyway keep the reason that they have.
         """
-        store, finished = self.runner.store, {rollout.id: rollout for rollout in self.rollouts}
-        for request in self._begun():
-            rollout = finished.get(request.id) or self._cut_off(request)
-            if rollout is not None and (rollout.usable or rollout.failure is None):
-                before = f"after {rollout.failure.kind}" if rollout.failure else ""
-                store.save(replace(rollout, failure=Failure(kind=kind, detail=before)))
-        task, harness = self.first.key.task_id, self.first.key.harness
-        log.warning("group_dropped", reason=str(kind), task=task, harness=harness)
+        stopped = [rollout for request in self._begun() if (rollout := self._stopped(request))]
+        included = [rollout for rollout in stopped if rollout.usable or rollout.failure is None]
+        for rollout in included:
+            before = f"after {rollout.failure.kind}" if rollout.failure else ""
+            self.runner.store.save(replace(rollout, failure=Failure(kind=kind, detail=before)))
+        if included:
+            task, harness = self.first.key.task_id, self.first.key.harness
+            log.warning("group_dropped", reason=str(kind), task=task, harness=harness)
 
     def _note(self, rollout: Rollout) -> None:
         self.rollouts.append(rollout)
@@ -94,9 +94,11 @@ class PlannedGroup:
             elif sample >= self.size:
                 return
 
-    def _cut_off(self, request: RolloutRequest) -> Rollout | None:
-        """Return what is left of a rollout that did not finish, where it had begun to sample."""
+    def _stopped(self, request: RolloutRequest) -> Rollout | None:
+        """Return a rollout, or what is left of it; None when it did not begin to sample."""
         folder = self.runner.store.path(request.id)
-        if (folder / ROLLOUT_FILE).exists() or not (folder / CALLS).exists():
+        if (folder / ROLLOUT_FILE).exists():
+            return self.runner.store.load(request.id)
+        if not (folder / CALLS).exists():
             return None
         return Rollout(id=request.id, key=request.key, calls=read_calls(folder))
