@@ -1,9 +1,10 @@
 """What is learned from equally many rollouts: by GRPO, PPO and SFT, mixed and in one harness alone.
 
 Each run is `mixharness train configs/quickstart.toml` with the settings of its arm. All arms of a
-seed go on from one cold start, whose run is the arm `cold_start`. A run that is done is not made
-again; what is needed of it is kept in learning.json in the folder of the runs. A run takes about 8
-minutes on two cores.
+seed go on from one cold start, whose run is the arm `cold_start`. What that policy scores is
+measured once a seed, by the arm at learning rate 0, and all gains of the seed are over it. A run
+that is done is not made again; what is needed of it is kept in learning.json in the folder of the
+runs. A run takes about 6 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -24,21 +25,24 @@ from mixharness.stats import Scores, mean_interval, paired_difference_over_seeds
 from mixharness.types import GroupKey
 
 RUN_FILE = "configs/quickstart.toml"
-COLD_START, UNTRAINED = "cold_start", "untrained"
+COLD_START, BASELINE, UNTRAINED = "cold_start", "learning_rate_0", "untrained"
 TWICE = "trainer.tasks_per_step=16"  # as many groups in one harness as a mixed run has in two
 ARMS: dict[str, tuple[str, ...]] = {
     COLD_START: ("--set", "trainer.steps=0", "--set", "task_source.2.count=1"),  # no evaluation
+    BASELINE: ("--set", "trainer.lr=0"),
     "grpo": (),
     "ppo": (
         *("--optimizer", "ppo", "--set", "trainer.group_size=1"),
         *("--set", "trainer.tasks_per_step=32"),
     ),
     "sft": ("--optimizer", "sft"),
-    "learning_rate_0": ("--set", "trainer.lr=0"),
     "agentloop_alone": ("--leave-out", "claude_code", "--set", TWICE),
     "claude_code_alone": ("--leave-out", "agentloop", "--set", TWICE),
     # The same model and tokenizer without what the demonstrations teach.
-    UNTRAINED: ("--set", "cold_start.lr=1e-12", "--set", "cold_start.epochs=1"),
+    UNTRAINED: (
+        *("--set", "cold_start.lr=1e-12", "--set", "cold_start.epochs=1"),
+        *("--set", "task_source.0.count=60"),  # as many as the tokenizer is trained on
+    ),
 }
 HARNESSES = ("agentloop", "claude_code")
 Run = dict[str, Any]
@@ -56,6 +60,7 @@ def train(arm: str, seed: int, folder: Path) -> Run:
         program = Path(sys.executable).with_name("mixharness")
         command = [str(program), "train", RUN_FILE, *ARMS[arm]]
         command += ["--seed", str(seed), "--run-dir", str(run_dir)]
+        command += ["--set", f"eval.before={str(arm == BASELINE).lower()}"]
         if arm not in (COLD_START, UNTRAINED):
             policy = folder / f"{COLD_START}-{seed}" / "policy"
             command += ["--set", f"policy.model={policy}"]
@@ -105,9 +110,9 @@ def tables(data: Mapping[str, Mapping[str, Run]]) -> dict[str, Any]:
     """Return what each arm gained, what it cost, and how arms compare; 95 % intervals."""
     return {
         "gains": {
-            arm: {h: _gain(runs, h) for h in HARNESSES} | _costs(runs)
+            arm: {h: _gain(data[BASELINE], runs, h) for h in HARNESSES} | _costs(runs)
             for arm, runs in data.items()
-            if arm != COLD_START
+            if arm not in (COLD_START, UNTRAINED)
         },
         "mixed_minus_alone": {
             harness: _compared(data, f"{harness}_alone", "grpo", harness) for harness in HARNESSES
@@ -121,10 +126,11 @@ def tables(data: Mapping[str, Mapping[str, Run]]) -> dict[str, Any]:
     }
 
 
-def _gain(runs: Mapping[str, Run], harness: str) -> dict[str, float]:
-    rows = {stage: _rows(runs.values(), stage, harness) for stage in ("before", "after")}
-    means = {stage: _mean(rows[stage]) for stage in rows}
-    return means | _difference(rows["before"], rows["after"])
+def _gain(baseline: Mapping[str, Run], runs: Mapping[str, Run], harness: str) -> dict[str, float]:
+    seeds = sorted(baseline.keys() & runs.keys())
+    before = _rows([baseline[seed] for seed in seeds], "before", harness)
+    after = _rows([runs[seed] for seed in seeds], "after", harness)
+    return {"before": _mean(before), "after": _mean(after)} | _difference(before, after)
 
 
 def _compared(
