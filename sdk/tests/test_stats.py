@@ -56,6 +56,14 @@ def test_seeds_by_hand():
     assert interval.high - interval.mean == pytest.approx(12.706205 * math.sqrt(0.05), abs=1e-5)
 
 
+def test_seeds_that_differ_most_leave_as_many_degrees_as_seeds_can():
+    """Seeds 0, 1 and 2 whose tasks differ by chance: 2 degrees, not 1.99 cut down to 1."""
+    noise = [[0.1, -0.1, 0.0], [-0.1, 0.0, 0.1], [0.1, 0.0, -0.1]]
+    after = [{str(t): [s + e] for t, e in enumerate(row)} for s, row in enumerate(noise)]
+    interval = paired_difference_over_seeds([{task: [0.0] for task in "012"}] * 3, after)
+    assert interval.high - interval.mean == pytest.approx(4.302653 / math.sqrt(3), abs=1e-5)
+
+
 def test_one_seed_is_the_plain_paired_interval():
     before, after = {"a": [0.0], "b": [0.5]}, {"a": [1.0], "b": [0.5]}
     assert paired_difference_over_seeds([before], [after]) == paired_difference(before, after)

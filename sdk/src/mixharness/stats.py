@@ -144,7 +144,8 @@ def _crossed_interval(
     if total == 0.0:
         return Interval(mean, mean, mean, tasks)
     spread = over_tasks**2 / (tasks - 1) + over_seeds**2 / (seeds - 1)
-    degrees = max(1, int(total**2 / spread))
+    # A sum has at least the degrees of the part that has fewest; `total` may leave parts out.
+    degrees = max(min(seeds, tasks) - 1, int(total**2 / spread))
     half = t_quantile((1.0 + confidence) / 2.0, degrees) * math.sqrt(total)
     return Interval(mean, mean - half, mean + half, tasks)
 
