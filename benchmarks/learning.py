@@ -127,14 +127,17 @@ def tables(data: Mapping[str, Mapping[str, Run]]) -> dict[str, Any]:
     }
 
 
-def _gain(arm: str, data: Mapping[str, Mapping[str, Run]], harness: str) -> dict[str, float]:
-    seeds = sorted(data[BASELINE].keys() & data[arm].keys())
+def _gain(arm: str, data: Mapping[str, Mapping[str, Run]], harness: str) -> dict[str, Any] | None:
+    """Return what an arm gained in the seeds whose baseline is measured, over one and over both."""
+    seeds = _shared_seeds(data, BASELINE, arm)
+    if not seeds:
+        return None
     measured = [data[BASELINE][seed] for seed in seeds]
-    before = _rows(measured, "before", harness)
-    if arm != BASELINE:
-        before = list(map(_both, before, _rows(measured, "after", harness)))
+    first, second = (_rows(measured, stage, harness) for stage in ("before", "after"))
+    before = first if arm == BASELINE else list(map(_both, first, second))
     after = _rows([data[arm][seed] for seed in seeds], "after", harness)
-    return {"before": _mean(before), "after": _mean(after)} | _difference(before, after)
+    means = {"before": _mean(before), "after": _mean(after)}
+    return means | _difference(before, after) | {"over_first": _difference(first, after)}
 
 
 def _both(first: Scores, second: Scores) -> Scores:
@@ -146,11 +149,15 @@ def _compared(
     data: Mapping[str, Mapping[str, Run]], first: str, second: str, harness: str
 ) -> dict[str, float] | None:
     """Return how much better the second arm ends than the first, in the seeds that both have."""
-    seeds = sorted(data.get(first, {}).keys() & data.get(second, {}).keys())
+    seeds = _shared_seeds(data, first, second)
     if not seeds:
         return None
     rows = [_rows([data[arm][s] for s in seeds], "after", harness) for arm in (first, second)]
     return {"seeds": len(seeds)} | _difference(*rows)
+
+
+def _shared_seeds(data: Mapping[str, Mapping[str, Run]], first: str, second: str) -> list[str]:
+    return sorted(data.get(first, {}).keys() & data.get(second, {}).keys())
 
 
 def _difference(before: Sequence[Scores], after: Sequence[Scores]) -> dict[str, float]:
